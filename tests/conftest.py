@@ -1,0 +1,34 @@
+"""An Airflow of the test session's own: set up before anything imports airflow, which reads its settings once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+_HOME = Path(tempfile.mkdtemp(prefix="fleetsieve-tests-"))
+
+os.environ.update(
+    AIRFLOW_HOME=str(_HOME),
+    AIRFLOW__CORE__DAGS_FOLDER=str(REPOSITORY / "dags"),
+    AIRFLOW__CORE__LOAD_EXAMPLES="False",
+    AIRFLOW__CORE__UNIT_TEST_MODE="False",
+    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{_HOME}/airflow.db",
+    AIRFLOW__LOGGING__BASE_LOG_FOLDER=str(_HOME / "logs"),
+    AIRFLOW__LOGGING__LOGGING_LEVEL="WARNING",
+    AIRFLOW__API_AUTH__JWT_SECRET="only-for-tests-0123456789abcdef0123456789abcdef0123456789abcdef",
+    AIRFLOW__USAGE_DATA_COLLECTION__ENABLED="False",
+    MLFLOW_DISABLE_TELEMETRY="true",
+)
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> Path:
+    """A migrated SQLite metadata database; returns Airflow's home folder."""
+    from airflow.utils.db import initdb
+
+    initdb()
+    return _HOME
