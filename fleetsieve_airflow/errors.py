@@ -1,7 +1,7 @@
 """The errors of FleetSieve, sorted by what the reader can do about them.
 
-Every message names what is wrong, which item, the actual value and what is allowed; ``hint`` names the remedy.
-Outcomes of planning (infeasible, undetermined) are states of a decision, not errors: see :mod:`.records`.
+Every message names what is wrong, which item, the actual value and what is allowed; ``hint`` names the
+remedy. Outcomes of planning (infeasible, undetermined) are states of a decision, not errors: see :mod:`.records`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,24 @@ class GridError(FleetsieveError):
 
 
 class MeasurementError(FleetsieveError):
-    """One point could not be measured this time: retrying may help."""
+    """One point could not be measured this time: retrying may help.
+
+    :param kind: what failed, as a :data:`fleetsieve_airflow.evidence.FailureKind`: ``infrastructure`` (the run
+        broke), ``invalid_run`` (it ended, but its numbers may not be used), ``missing_in_grid`` (it was never
+        recorded, retrying is no use).
+    :param gpu_seconds_billed: what the failed attempt cost.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", kind: str = "infrastructure", gpu_seconds_billed: float = 0.0
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.gpu_seconds_billed = gpu_seconds_billed
 
 
 class EvidenceError(FleetsieveError):
-    """Stored evidence cannot be read or contradicts its own digest: stop, never read it as "not measured yet"."""
+    """Stored evidence cannot be read or contradicts its own digest: stop, never read it as "not measured"."""
 
 
 class TrackingError(FleetsieveError):
