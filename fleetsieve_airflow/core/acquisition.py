@@ -1,0 +1,331 @@
+"""Choose what to measure next: the loads that can still change the decision, in the order that settles it cheapest.
+
+The proof that beliefs call cheapest (:mod:`.proof`) is checked by playing its hoped answers through the regret, and
+thinned to what is needed. Of what remains, the question most likely to prove it wrong per GPU-second is asked first; a
+batch takes as many as the profiling GPUs hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fleetsieve_airflow.core import proof
+from fleetsieve_airflow.core.allocation import SLACK, Problem, allocate_exact
+from fleetsieve_airflow.core.belief import believe
+from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_of, value_of
+from fleetsieve_airflow.core.ladder import Ladder
+from fleetsieve_airflow.core.proof import Question, Scene
+from fleetsieve_airflow.core.verdict import Verdict
+from fleetsieve_airflow.evidence import CapacityInterval, Evidence, MeasurementPoint, PlannedPoint
+from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.serialization import points_of
+
+#: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
+MAX_THINNING = 24
+#: Most chosen points whose expected fall of the regret is worked out; the others show the proof's own share.
+MAX_LOOKAHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A problem as the choice of points sees it: one pool and no side constraints where those would be too slow."""
+
+    problem: Problem
+    ladders: tuple[Ladder, ...]
+    box: Box
+    places: tuple[tuple[int, int], ...]  # per ladder: its workload and its place among that workload's candidates
+
+
+def choose_points(
+    spec: FleetSpec,
+    evidence: Evidence,
+    problem: Problem,
+    ladders: tuple[Ladder, ...],
+    intervals: Sequence[CapacityInterval],
+    budget_gpu_seconds: float | None,
+) -> tuple[PlannedPoint, ...]:
+    """Choose the next batch of points.
+
+    :param budget_gpu_seconds: billed GPU-seconds left, None for no limit.
+    :return: empty where nothing that can be measured would change the decision.
+    """
+    relaxed = _relaxed(problem)
+    outlook = Outlook(relaxed, ladders, box_of(spec, relaxed, intervals), _places(relaxed, ladders))
+    points = _next_points(spec, evidence, ladders)
+    scene = _scene(spec, outlook, points, evidence)
+    tolerance = spec.decision.tolerance
+    questions = _needed(spec, outlook, scene, tolerance)
+    if not questions:
+        questions = _widest(outlook, scene)
+    ordered = sorted(questions, key=lambda q: (-_urgency(scene, q), q.ladder, q.load))
+    return _batch(spec, outlook, scene, points, ordered, budget_gpu_seconds)
+
+
+def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[bool]:
+    """Say for each ladder whether, under every truth, its replica's GPUs do at least as well with other known replicas."""
+    result = []
+    for i, (w, c) in enumerate(_places(problem, ladders)):
+        size = problem.gpus[w][c]
+        others = [
+            (problem.gpus[w][o], box.lower[w][o]) for o in range(len(box.lower[w])) if o != c and box.lower[w][o] > 0
+        ]
+        known = _small_knapsack([(g, v) for g, v in others if g <= size], size)
+        # an equal is only dominated by what is itself kept: strictly better, or smaller
+        result.append(known >= box.upper[w][c] * (1 - SLACK) and known > 0.0 and not ladders[i].met_upto >= 0)
+    return result
+
+
+def _small_knapsack(items: Sequence[tuple[int, float]], size: int) -> float:
+    best = [0.0] * (size + 1)
+    for g in range(1, size + 1):
+        best[g] = max([best[g - 1], *(best[g - s] + v for s, v in items if s <= g)])
+    return best[size]
+
+
+def _relaxed(problem: Problem) -> Problem:
+    """Drop what only the general solver can handle: it decides where to look, never when to stop."""
+    if problem.home is not None:
+        return problem
+    workloads = len(problem.names)
+    return replace(
+        problem,
+        pools=tuple((0,) * len(row) for row in problem.gpus),
+        totals=(sum(problem.totals),),
+        prices=(None,),
+        node_sizes=(max(problem.node_sizes),),
+        min_replicas=(0,) * workloads,
+        max_replicas=(None,) * workloads,
+        cost_per_hour_max=None,
+        home=(0,) * workloads,
+        _curves={},
+    )
+
+
+def _places(problem: Problem, ladders: Sequence[Ladder]) -> tuple[tuple[int, int], ...]:
+    where = {
+        (name, label): (w, c)
+        for w, (name, labels) in enumerate(zip(problem.names, problem.labels, strict=True))
+        for c, label in enumerate(labels)
+    }
+    return tuple(where[ladder.candidate.workload, ladder.candidate.config] for ladder in ladders)
+
+
+def _next_points(
+    spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]
+) -> list[list[MeasurementPoint | None]]:
+    """Return, per ladder and load, the point that would measure it next; None where it is exhausted or given up."""
+    failures: dict[str, int] = defaultdict(int)
+    for failure in evidence.failures:
+        failures[failure.key] += spec.measurement.failed_attempts if failure.kind == "missing_in_grid" else 1
+    measured = {item.measurement.point.key for item in evidence.items}
+    repeats = spec.measurement.repeats
+    rows: list[list[MeasurementPoint | None]] = []
+    for ladder in ladders:
+        points = points_of(spec, ladder.candidate, repeats)
+        row: list[MeasurementPoint | None] = []
+        for j in range(len(ladder.candidate.loads)):
+            fresh = [point for point in points[j * repeats : (j + 1) * repeats] if point.key not in measured]
+            usable = [point for point in fresh if failures[point.key] < spec.measurement.failed_attempts]
+            row.append(usable[0] if usable else None)
+        rows.append(row)
+    return rows
+
+
+def _scene(
+    spec: FleetSpec, outlook: Outlook, points: Sequence[Sequence[MeasurementPoint | None]], evidence: Evidence
+) -> Scene:
+    problem, ladders, box = outlook.problem, outlook.ladders, outlook.box
+    members: list[list[int]] = [[] for _ in problem.names]
+    for i, (w, _) in enumerate(outlook.places):
+        members[w].append(i)
+    settings = spec.measurement
+    return Scene(
+        problem=problem,
+        ladders=ladders,
+        belief=believe(problem, ladders, evidence.priors),
+        members=members,
+        lower=box.lower,
+        upper=box.upper,
+        costs=[ladder.gpus * (settings.duration_s + settings.startup_s) for ladder in ladders],
+        askable=[[point is not None for point in row] for row in points],
+        dominated=dominated(problem, ladders, box),
+    )
+
+
+def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -> list[Question]:
+    """Return the questions of the cheapest proof, thinned to those the regret needs."""
+    problem = outlook.problem
+    if problem.objective == "fewest_gpus":
+        return _fewest_gpus_proof(outlook, scene, tolerance)
+    expected = proof.expected_capacities(scene)
+    likely = value_of(problem, expected)
+    goal = spec.decision.required_fulfilment
+    if likely >= goal * (1 - SLACK):
+        reached = proof.prove_reached(scene, goal)
+        if reached:
+            return list(reached)
+    conservative = value_of(problem, outlook.box.lower)
+    level = max(min(likely, goal), conservative)
+    lower_side = proof.prove_reached(scene, level - 0.5 * tolerance) or ()
+    upper_side = proof.prove_exceeded(scene, level + 0.5 * tolerance) or ()
+    if not lower_side and not upper_side:
+        return []
+    return _thinned(outlook, scene, _merged([*lower_side, *upper_side]), tolerance)
+
+
+def _fewest_gpus_proof(outlook: Outlook, scene: Scene, tolerance: float) -> list[Question]:
+    """Prove that the expected number of GPUs reaches the requirement, and that fewer do not."""
+    problem = outlook.problem
+    required = problem.required
+    expected = allocate_exact(problem, proof.expected_capacities(scene))
+    used = sum(g * n for row, got in zip(problem.gpus, expected, strict=True) for g, n in zip(row, got, strict=True))
+    smaller = replace(problem, totals=(max(1, min(used, problem.totals[0])),), _curves={})
+    below = replace(problem, totals=(max(1, min(used, problem.totals[0]) - 1 - math.floor(tolerance)),), _curves={})
+    lower_side = proof.prove_reached(replace(scene, problem=smaller), required) or proof.prove_reached(scene, required)
+    upper_side = proof.prove_exceeded(replace(scene, problem=below), required * (1 - 1e-6))
+    return _merged([*(lower_side or ()), *(upper_side or ())])
+
+
+def _merged(questions: Iterable[Question]) -> list[Question]:
+    """Keep each load once; asked from both sides, the likelier hope stands."""
+    best: dict[tuple[int, int], Question] = {}
+    for question in questions:
+        key = (question.ladder, question.load)
+        if key not in best or question.chance > best[key].chance:
+            best[key] = question
+    return list(best.values())
+
+
+def _thinned(outlook: Outlook, scene: Scene, questions: list[Question], tolerance: float) -> list[Question]:
+    """Drop questions, dearest first, that the hoped end does not need."""
+    if len(questions) > MAX_THINNING or _regret_after(outlook, scene, questions) > tolerance + SLACK:
+        return questions
+    kept = list(questions)
+    for question in sorted(questions, key=lambda q: -scene.costs[q.ladder] / q.chance):
+        rest = [other for other in kept if other is not question]
+        if rest and _regret_after(outlook, scene, rest) <= tolerance + SLACK:
+            kept = rest
+    return kept
+
+
+def _regret_after(outlook: Outlook, scene: Scene, questions: Iterable[Question]) -> float:
+    """Return the regret that would be left if every question were answered as hoped."""
+    box = _box_after(outlook, scene, [(q.ladder, q.load, q.hoped) for q in questions])
+    counts = allocate_exact(outlook.problem, box.lower)
+    return regret_of(outlook.problem, box, counts)
+
+
+def _box_after(outlook: Outlook, scene: Scene, answers: Iterable[tuple[int, int, str]]) -> Box:
+    changed: dict[int, Ladder] = {}
+    for i, j, verdict in answers:
+        rate = float(scene.belief.rate[i][j])
+        hoped: Verdict = "met" if verdict == "met" else "missed"
+        changed[i] = changed.get(i, outlook.ladders[i]).with_outcome(j, hoped, rate)
+    lower = [list(row) for row in outlook.box.lower]
+    upper = [list(row) for row in outlook.box.upper]
+    ranges = [list(row) for row in outlook.box.ranges]
+    for i, ladder in changed.items():
+        w, c = outlook.places[i]
+        lower[w][c] = max(lower[w][c], outlook.problem.cap(w, ladder.capacity_lower))
+        upper[w][c] = max(lower[w][c], min(upper[w][c], outlook.problem.cap(w, ladder.capacity_upper)))
+        loads = ladder.candidate.loads if ladder.candidate.load_kind == "offered_load_rps" else None
+        ranges[w][c] = ranges_between(lower[w][c], upper[w][c], loads)
+    return Box(lower, upper, ranges)
+
+
+def _widest(outlook: Outlook, scene: Scene) -> list[Question]:
+    """Return the middle of the widest open interval that matters most: progress where no proof is in sight."""
+    best: tuple[float, Question] | None = None
+    for i, (w, c) in enumerate(outlook.places):
+        asked = list(scene.open_loads(i))
+        if not asked:
+            continue
+        j = asked[len(asked) // 2]
+        span = (outlook.box.upper[w][c] - outlook.box.lower[w][c]) / float(outlook.problem.demands[w])
+        worth = span / scene.costs[i]
+        if best is None or worth > best[0]:
+            best = (worth, Question(i, j, "met", float(scene.belief.met[i][j])))
+    return [] if best is None else [best[1]]
+
+
+def _urgency(scene: Scene, question: Question) -> float:
+    """Return how likely the question refutes the proof per GPU-second: what may fail is asked while it is cheap to."""
+    return (1.0 - question.chance + 0.02) / scene.costs[question.ladder]
+
+
+def _batch(
+    spec: FleetSpec,
+    outlook: Outlook,
+    scene: Scene,
+    points: Sequence[Sequence[MeasurementPoint | None]],
+    ordered: Sequence[Question],
+    budget: float | None,
+) -> tuple[PlannedPoint, ...]:
+    """Take questions in order while the profiling GPUs and the budget hold; points of one server share a job."""
+    settings = spec.measurement
+    room = settings.profiling_gpus if settings.profiling_gpus is not None else sum(outlook.problem.totals)
+    jobs: dict[tuple[str, str], int] = {}
+    chosen: list[PlannedPoint] = []
+    now = _regret_after(outlook, scene, ())
+    for question in ordered:
+        point = points[question.ladder][question.load]
+        if point is None:
+            continue
+        server = (spec.workload(point.workload).model, point.config)
+        starts = server not in jobs
+        if starts and chosen and point.gpus > room:
+            continue
+        cost = point.gpus * (settings.duration_s + (settings.startup_s if starts else 0.0))
+        if budget is not None and cost > budget:
+            continue
+        budget = None if budget is None else budget - cost
+        if starts:
+            room -= point.gpus
+            jobs[server] = len(jobs)
+        fall = _expected_fall(outlook, scene, question, now) if len(chosen) < MAX_LOOKAHEAD else 0.0
+        chosen.append(
+            PlannedPoint(
+                point=point,
+                reason=_reason(outlook, scene, question),
+                probability_met=round(float(scene.belief.met[question.ladder][question.load]), 4),
+                expected_fall_per_gpu_second=fall / cost,
+                gpu_seconds_billed=cost,
+                job=jobs[server],
+            )
+        )
+    return tuple(chosen)
+
+
+def _expected_fall(outlook: Outlook, scene: Scene, question: Question, now: float) -> float:
+    """Return how far the regret is expected to fall over the two outcomes of one question alone."""
+    met = float(scene.belief.met[question.ladder][question.load])
+    after = [
+        _regret_after(outlook, scene, [replace(question, hoped=hoped, chance=chance)]) * chance
+        for hoped, chance in (("met", met), ("missed", 1.0 - met))
+    ]
+    return max(0.0, now - sum(after))
+
+
+def _reason(outlook: Outlook, scene: Scene, question: Question) -> str:
+    """Say in words why a load is worth measuring."""
+    w, c = outlook.places[question.ladder]
+    ladder = outlook.ladders[question.ladder]
+    problem = outlook.problem
+    rate = float(scene.belief.rate[question.ladder][question.load])
+    demand = float(problem.demands[w])
+    who = f"{ladder.candidate.config} for {ladder.candidate.workload}"
+    if ladder.verdicts[question.load] is not None:
+        return f"{who}: the verdict at {ladder.candidate.loads[question.load]:g} is in doubt, a repeat is due."
+    if question.hoped == "met":
+        replicas = max(1, math.ceil(demand * problem.required / max(rate, 1e-12) * (1 - SLACK)))
+        return (
+            f"{who}: if it meets the SLO here it is proved to serve {rate:.4g} req/s, "
+            f"and {replicas} of it would carry the demand of {demand:.4g} req/s."
+        )
+    known = scene.lower[w]
+    best = max(range(len(known)), key=lambda k: (known[k] / problem.gpus[w][k], -k))
+    rival = f"{problem.labels[w][best]}" if known[best] > 0.0 and best != c else "what is proved so far"
+    return f"{who} could still replace {rival} if it serves {rate:.4g} req/s or more; a miss here rules that out."

@@ -1,0 +1,185 @@
+"""What is known of each candidate's ladder: the verdict of every load, the rate it serves, what remains possible.
+
+A candidate's capacity is the rate at the highest load of its ladder that meets the SLO. So what is unknown is one index
+into the ladder: at least ``met_upto``, at most ``open_upto`` (-1: not even the lowest load). Hypothetical outcomes are
+copies of a :class:`Ladder`, which makes look-ahead cheap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fleetsieve_airflow.core.verdict import Verdict, judge_repeats, margin
+from fleetsieve_airflow.evidence import Evidence, Measurement
+from fleetsieve_airflow.records import Candidate, FleetSpec
+from fleetsieve_airflow.serialization import points_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """What is known of one candidate.
+
+    :param verdicts: per load, or None where it is not measured.
+    :param rates: per load, measured served rates as (lowest, highest) over repeats, or None; for offered loads the
+        rate is the load itself.
+    :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
+    :param keys: per load, the keys of its measurements in the order they became known.
+    """
+
+    candidate: Candidate
+    workload: int
+    gpus: int
+    verdicts: tuple[Verdict | None, ...]
+    rates: tuple[tuple[float, float] | None, ...]
+    margins: tuple[float | None, ...]
+    keys: tuple[tuple[str, ...], ...]
+    refused: bool = False
+    monotone: bool = True
+    closed_loop: bool = True
+
+    @property
+    def met(self) -> list[int]:
+        """Indices of loads measured as met."""
+        return [j for j, verdict in enumerate(self.verdicts) if verdict == "met"]
+
+    @property
+    def missed(self) -> list[int]:
+        """Indices of loads measured as missed."""
+        return [j for j, verdict in enumerate(self.verdicts) if verdict == "missed"]
+
+    @property
+    def contradiction(self) -> tuple[int, ...]:
+        """Indices of measured loads between a missed load and a higher met one, ends included; empty if there is none."""
+        met, missed = self.met, self.missed
+        if not met or not missed or max(met) < min(missed):
+            return ()
+        low, high = min(missed), max(met)
+        return tuple(j for j in range(low, high + 1) if self.verdicts[j] in ("met", "missed"))
+
+    @property
+    def met_upto(self) -> int:
+        """Index of the highest load known to be met, -1 if none; a met load above a missed one does not count."""
+        below = min(self.missed, default=len(self.verdicts))
+        return max((j for j in self.met if j < below), default=-1)
+
+    @property
+    def open_upto(self) -> int:
+        """Index of the highest load that may still be met, -1 if none may."""
+        if self.refused:
+            return -1
+        if not self.monotone:
+            return max((j for j, verdict in enumerate(self.verdicts) if verdict != "missed"), default=-1)
+        highest_met = max(self.met, default=-1)
+        return min((j for j in self.missed if j > highest_met), default=len(self.verdicts)) - 1
+
+    def rate_lower(self, j: int) -> float:
+        """Return a lower bound in req/s on the rate at load ``j``; 0 where nothing bounds it."""
+        if self.candidate.load_kind == "offered_load_rps":
+            return self.candidate.loads[j]
+        if (own := self.rates[j]) is not None:
+            return own[0]
+        if not self.closed_loop:
+            return 0.0
+        return max((rate[0] for rate in self.rates[:j] if rate is not None), default=0.0)
+
+    def rate_upper(self, j: int) -> float:
+        """Return an upper bound in req/s on the rate at load ``j``; infinity where nothing bounds it.
+
+        Closed loop: the rate grows no faster than the concurrency (Little) and does not fall with it.
+        """
+        loads = self.candidate.loads
+        if self.candidate.load_kind == "offered_load_rps":
+            return loads[j]
+        if (own := self.rates[j]) is not None:
+            return own[1]
+        if not self.closed_loop:
+            return math.inf
+        below = [rate[1] * loads[j] / loads[i] for i, rate in enumerate(self.rates[:j]) if rate is not None]
+        above = [rate[1] for rate in self.rates[j + 1 :] if rate is not None]
+        return min([*below, *above], default=math.inf)
+
+    @property
+    def capacity_lower(self) -> float:
+        """Lower bound in req/s on the capacity."""
+        return max((self.rate_lower(j) for j in range(self.met_upto + 1)), default=0.0)
+
+    @property
+    def capacity_upper(self) -> float:
+        """Upper bound in req/s on the capacity; infinity where nothing bounds it."""
+        upper = max((self.rate_upper(j) for j in range(self.open_upto + 1)), default=0.0)
+        return max(upper, self.capacity_lower)
+
+    def steps(self) -> tuple[float, ...]:
+        """Return the capacities that remain possible, ascending, the bounds included.
+
+        For offered loads they are exact; for a closed loop they are the ends of ranges that cover all possible values.
+        """
+        lower, upper = self.capacity_lower, self.capacity_upper
+        inner = {self.rate_lower(j) for j in range(self.met_upto + 1, self.open_upto + 1)}
+        if self.candidate.load_kind == "concurrency" and math.isfinite(upper) and upper > lower > 0.0:
+            inner |= {lower * (upper / lower) ** (part / 6) for part in range(1, 6)}
+        return tuple(sorted({lower, upper, *(rate for rate in inner if lower < rate < upper)}))
+
+    def unknown(self) -> range:
+        """Return the indices of loads whose verdict is not implied by what is known."""
+        return range(self.met_upto + 1, self.open_upto + 1)
+
+    def with_outcome(self, j: int, verdict: Verdict, rate: float | None = None) -> Ladder:
+        """Return the ladder as it would be had load ``j`` been measured with this verdict and served rate."""
+        verdicts = (*self.verdicts[:j], verdict, *self.verdicts[j + 1 :])
+        rates = self.rates
+        if rate is not None and self.candidate.load_kind == "concurrency":
+            rates = (*rates[:j], (rate, rate), *rates[j + 1 :])
+        return replace(self, verdicts=verdicts, rates=rates)
+
+
+def ladders_of(spec: FleetSpec, evidence: Evidence) -> tuple[Ladder, ...]:
+    """Read the evidence into one ladder per candidate that can run, in the spec's order.
+
+    Measurements that are no point of this spec are left out: they belong to another profile or another ladder.
+
+    :raises EvidenceError: a measurement lacks what the SLO asks about.
+    """
+    by_key = {item.measurement.point.key: item.measurement for item in evidence.items}
+    index = {workload.name: w for w, workload in enumerate(spec.workloads)}
+    return tuple(
+        _ladder(spec, candidate, index[candidate.workload], by_key)
+        for candidate in spec.candidates
+        if not candidate.excluded
+    )
+
+
+def _ladder(spec: FleetSpec, candidate: Candidate, workload: int, by_key: Mapping[str, Measurement]) -> Ladder:
+    found: dict[float, list[Measurement]] = defaultdict(list)
+    for point in points_of(spec, candidate, spec.measurement.repeats):
+        if (measurement := by_key.get(point.key)) is not None:
+            found[point.load].append(measurement)
+    slo = spec.workloads[workload].slo
+    cells = [found.get(load, []) for load in candidate.loads]
+    verdicts = [judge_repeats(cell, slo, spec.decision) if cell else None for cell in cells]
+    certify_on = spec.decision.certify_on
+    return Ladder(
+        candidate=candidate,
+        workload=workload,
+        gpus=spec.config(candidate.config).gpus,
+        verdicts=tuple(verdict if verdict != "refused" else "missed" for verdict in verdicts),
+        rates=tuple(_rate_range(cell) for cell in cells),
+        margins=tuple(_mean_margin(cell, spec, workload) for cell in cells),
+        keys=tuple(tuple(measurement.point.key for measurement in cell) for cell in cells),
+        refused="refused" in verdicts,
+        monotone="monotone" in certify_on,
+        closed_loop="closed_loop" in certify_on,
+    )
+
+
+def _rate_range(cell: Sequence[Measurement]) -> tuple[float, float] | None:
+    served = [measurement.served_rps for measurement in cell if not measurement.refused]
+    return (min(served), max(served)) if served else None
+
+
+def _mean_margin(cell: Sequence[Measurement], spec: FleetSpec, workload: int) -> float | None:
+    margins = [margin(item, spec.workloads[workload].slo) for item in cell if not item.refused]
+    return sum(margins) / len(margins) if margins else None

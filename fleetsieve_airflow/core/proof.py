@@ -1,0 +1,298 @@
+"""The cheapest measurements expected to settle the decision: the proof that would be written if beliefs came true.
+
+A proof that a fulfilment level is reached needs one met load per replica kind it uses; a proof that no more can be
+reached needs missed loads that cut every alternative. Both sides decompose: per workload, what each number of GPUs costs
+to prove, then one knapsack over workloads. Costs are divided by the probability that the measurement turns out as hoped,
+so a likely question is preferred to a lucky one. Everything here only proposes; what settles is the regret itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetsieve_airflow.core.allocation import SLACK, Problem, curve
+from fleetsieve_airflow.core.belief import Belief
+from fleetsieve_airflow.core.ladder import Ladder
+
+Array = NDArray[np.float64]
+#: Below this probability an outcome is not planned for.
+LEAST_CHANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One load to measure and the outcome that would help: ``hoped`` met or missed, with its probability."""
+
+    ladder: int
+    load: int
+    hoped: str
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Questions that together prove a workload needs (at most, or at least) so many GPUs, at an expected price."""
+
+    gpus: int
+    price: float
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the proof is planned on.
+
+    :param members: per workload, the indices of its ladders, in the problem's order of candidates.
+    :param costs: per ladder, billed GPU-seconds of one more point.
+    :param askable: per ladder, per load: whether another measurement of it can be had.
+    :param dominated: per ladder, whether its replicas can never be better than known ones.
+    """
+
+    problem: Problem
+    ladders: Sequence[Ladder]
+    belief: Belief
+    members: Sequence[Sequence[int]]
+    lower: Sequence[Sequence[float]]
+    upper: Sequence[Sequence[float]]
+    costs: Sequence[float]
+    askable: Sequence[Sequence[bool]]
+    dominated: Sequence[bool]
+
+    def open_loads(self, i: int) -> Iterable[int]:
+        """Return the loads of a ladder worth asking about."""
+        return () if self.dominated[i] else (j for j in self.ladders[i].unknown() if self.askable[i][j])
+
+
+def expected_capacities(scene: Scene) -> list[list[float]]:
+    """Return each candidate's most likely capacity in req/s, inside its bounds."""
+    rows = []
+    for w, indices in enumerate(scene.members):
+        row = []
+        for c, i in enumerate(indices):
+            likely = np.flatnonzero(scene.belief.met[i] >= 0.5)
+            value = float(scene.belief.rate[i][likely[-1]]) if len(likely) else 0.0
+            row.append(min(max(value, scene.lower[w][c]), scene.upper[w][c]))
+        rows.append(row)
+    return rows
+
+
+def prove_reached(scene: Scene, level: float) -> tuple[Question, ...] | None:
+    """Return the cheapest questions whose hoped answers prove that every workload reaches a fulfilment level.
+
+    :return: None where no likely answers prove it.
+    """
+    frontiers = [_reaching(scene, w, level) for w in range(len(scene.members))]
+    return _cheapest_within(scene.problem, frontiers)
+
+
+def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
+    """Return what it costs to prove that a workload reaches a level with so many GPUs, cheapest per GPU count."""
+    target = float(scene.problem.demands[w]) * level * (1.0 - SLACK)
+    base = curve(scene.problem, w, scene.lower[w])
+    options = [Option(int(np.searchsorted(base, target)), 0.0, ())]
+    singles = []
+    for c, i in enumerate(scene.members[w]):
+        for j in scene.open_loads(i):
+            chance = float(scene.belief.met[i][j])
+            rate = float(scene.belief.rate[i][j])
+            if chance < LEAST_CHANCE or rate <= scene.lower[w][c]:
+                continue
+            needed = _gpus_with(base, target, scene.problem.gpus[w][c], rate)
+            question = Question(i, j, "met", chance)
+            options.append(Option(needed, scene.costs[i] / chance, (question,)))
+            singles.append((c, rate, options[-1]))
+    options.extend(_pairs(scene, w, target, singles))
+    return _frontier(options, len(base))
+
+
+def _pairs(
+    scene: Scene, w: int, target: float, singles: Sequence[tuple[int, float, Option]]
+) -> Iterable[Option]:
+    """Yield options that mix two replica kinds, neither of them proved yet, from each kind's two likeliest uses."""
+    best: dict[int, list[tuple[int, float, Option]]] = {}
+    for single in sorted(singles, key=lambda s: s[2].price / max(s[1], 1e-12)):
+        best.setdefault(single[0], []).append(single)
+    kinds = [single for row in best.values() for single in row[:2]]
+    if len(kinds) > 24:
+        return
+    for c, rate, option in kinds:
+        row = list(scene.lower[w])
+        row[c] = rate
+        base = curve(scene.problem, w, row)
+        for other, other_rate, second in kinds:
+            if other > c:
+                needed = _gpus_with(base, target, scene.problem.gpus[w][other], other_rate)
+                yield Option(needed, option.price + second.price, (*option.questions, *second.questions))
+
+
+def _gpus_with(base: Array, target: float, size: int, rate: float) -> int:
+    """Return the GPUs that reach a target with any number of replicas of one more kind on top of a curve."""
+    most = math.ceil(target / rate)
+    if most * size > 4 * len(base):
+        most = max(1, 4 * len(base) // size)
+    replicas = np.arange(most + 1)
+    rest = np.searchsorted(base, np.maximum(target - replicas * rate, 0.0))
+    totals = replicas * size + np.where(rest < len(base), rest, len(base) * 8)
+    return int(totals.min())
+
+
+def _frontier(options: Iterable[Option], limit: int) -> list[Option]:
+    """Keep the options that no other beats in both GPUs and price, GPUs ascending."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.gpus, o.price, len(o.questions))):
+        if option.gpus < limit and (not kept or option.price < kept[-1].price - 1e-12):
+            kept.append(option)
+    return kept
+
+
+def _cheapest_within(problem: Problem, frontiers: Sequence[Sequence[Option]]) -> tuple[Question, ...] | None:
+    """Choose one option per workload so that each pool's GPUs suffice at the least price."""
+    assert problem.home is not None
+    chosen: list[Question] = []
+    for k, total in enumerate(problem.totals):
+        members = [w for w, pool in enumerate(problem.home) if pool == k]
+        picked = _choose([frontiers[w] for w in members], total)
+        if picked is None:
+            return None
+        chosen.extend(question for option in picked for question in option.questions)
+    return tuple(chosen)
+
+
+def _choose(rows: Sequence[Sequence[Option]], total: int) -> list[Option] | None:
+    """Solve the multiple-choice knapsack: one option per row, GPUs at most ``total``, least price."""
+    best = np.zeros(total + 1)
+    choices = []
+    for options in rows:
+        improved, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, dtype=np.int64)
+        for index, option in enumerate(options):
+            if option.gpus > total:
+                continue
+            offer = best[: total + 1 - option.gpus] + option.price
+            better = offer < improved[option.gpus :] - 1e-9
+            improved[option.gpus :][better] = offer[better]
+            choice[option.gpus :][better] = index
+        best = improved
+        choices.append(choice)
+    if not np.isfinite(best[total]):
+        return None
+    left, picked = total, []
+    for options, choice in zip(reversed(rows), reversed(choices), strict=True):
+        picked.append(options[int(choice[left])])
+        left -= picked[-1].gpus
+    return picked[::-1]
+
+
+def prove_exceeded(scene: Scene, level: float) -> tuple[Question, ...] | None:
+    """Return the cheapest questions whose hoped answers prove that no plan exceeds a fulfilment level.
+
+    :return: None where no likely answers prove it; an empty tuple where it is proved already.
+    """
+    assert scene.problem.home is not None
+    found: tuple[float, tuple[Question, ...]] | None = None
+    for k, total in enumerate(scene.problem.totals):
+        members = [w for w, pool in enumerate(scene.problem.home) if pool == k]
+        frontiers = [_requiring(scene, w, level, total) for w in members]
+        picked = _at_least(frontiers, total + 1)
+        if picked is not None:
+            price = sum(option.price for option in picked)
+            if found is None or price < found[0]:
+                found = (price, tuple(question for option in picked for question in option.questions))
+    return None if found is None else found[1]
+
+
+def _requiring(scene: Scene, w: int, level: float, total: int) -> list[Option]:
+    """Return what it costs to prove that a workload needs at least so many GPUs to exceed a level."""
+    target = float(scene.problem.demands[w]) * level * (1.0 + 8 * SLACK)
+    base = curve(scene.problem, w, scene.upper[w])
+    now = int(np.searchsorted(base, target))
+    cuts = [_cuts(scene, w, c) for c in range(len(scene.members[w]))]
+    options = [Option(min(now, total + 1), 0.0, ())]
+    goals = {total + 1}
+    for c, size in enumerate(scene.problem.gpus[w]):
+        for cap, _, _ in cuts[c]:
+            goals.add(min(total + 1, size * math.ceil(target / cap)) if cap > 0.0 else total + 1)
+    for goal in sorted(g for g in goals if g > now):
+        if (option := _requiring_at(scene, w, target, goal, cuts)) is not None:
+            options.append(option)
+    return options
+
+
+def _requiring_at(
+    scene: Scene, w: int, target: float, goal: int, cuts: Sequence[Sequence[tuple[float, float, tuple[Question, ...]]]]
+) -> Option | None:
+    """Return the cheapest cuts that leave a workload needing ``goal`` GPUs, or None where nothing likely does."""
+    row = list(scene.upper[w])
+    price, questions = 0.0, []
+    for c, size in enumerate(scene.problem.gpus[w]):
+        replicas = (goal - 1) // size
+        if replicas and row[c] * replicas >= target:
+            fitting = [cut for cut in cuts[c] if cut[0] * replicas < target]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda cut: (cut[1], -cut[0]))
+            row[c] = best[0]
+            price += best[1]
+            questions.extend(best[2])
+    if curve(scene.problem, w, row)[goal - 1] >= target:
+        return None  # a mix of kinds still gets there; a finer cut is another goal's option
+    return Option(goal, price, tuple(questions))
+
+
+def _cuts(scene: Scene, w: int, c: int) -> list[tuple[float, float, tuple[Question, ...]]]:
+    """Return (upper bound left, expected price, questions) for each way to cut one candidate's capacity from above."""
+    i = scene.members[w][c]
+    ladder, met, rate = scene.ladders[i], scene.belief.met[i], scene.belief.rate[i]
+    cuts: list[tuple[float, float, tuple[Question, ...]]] = []
+    closed = ladder.candidate.load_kind == "concurrency"
+    asked = list(scene.open_loads(i))
+    for j in asked:
+        missed = ladder.with_outcome(j, "missed", float(rate[j]))
+        _add_cut(cuts, scene, missed, (Question(i, j, "missed", 1.0 - float(met[j])),))
+        if not closed:
+            continue
+        known = ladder.with_outcome(j, "met", float(rate[j]))
+        _add_cut(cuts, scene, known, (Question(i, j, "met", float(met[j])),))
+        if j + 1 in asked:
+            both = known.with_outcome(j + 1, "missed", float(rate[j + 1]))
+            pair = (Question(i, j, "met", float(met[j])), Question(i, j + 1, "missed", 1.0 - float(met[j + 1])))
+            _add_cut(cuts, scene, both, pair)
+    return [(min(cap, scene.upper[w][c]), price, questions) for cap, price, questions in cuts]
+
+
+def _add_cut(
+    cuts: list[tuple[float, float, tuple[Question, ...]]], scene: Scene, after: Ladder, questions: tuple[Question, ...]
+) -> None:
+    if min(question.chance for question in questions) >= LEAST_CHANCE:
+        price = sum(scene.costs[question.ladder] / question.chance for question in questions)
+        cuts.append((after.capacity_upper, price, questions))
+
+
+def _at_least(rows: Sequence[Sequence[Option]], needed: int) -> list[Option] | None:
+    """Choose one option per row so that the GPUs sum to at least ``needed`` at the least price."""
+    best = np.full(needed + 1, np.inf)
+    best[0] = 0.0
+    choices, sources = [], []
+    reach = np.arange(needed + 1)
+    for options in rows:
+        improved = np.full(needed + 1, np.inf)
+        choice, source = np.full(needed + 1, -1, dtype=np.int64), np.zeros(needed + 1, dtype=np.int64)
+        for index, option in enumerate(options):
+            start = np.maximum(reach - option.gpus, 0)  # what the rows before must have summed to, at least
+            offer = best[start] + option.price
+            better = offer < improved - 1e-9
+            improved[better], choice[better], source[better] = offer[better], index, start[better]
+        best = improved
+        choices.append(choice)
+        sources.append(source)
+    if not np.isfinite(best[needed]):
+        return None
+    at, picked = needed, []
+    for options, choice, source in zip(reversed(rows), reversed(choices), reversed(sources), strict=True):
+        picked.append(options[int(choice[at])])
+        at = int(source[at])
+    return picked[::-1]

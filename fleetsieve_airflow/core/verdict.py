@@ -1,0 +1,155 @@
+"""Judge measurements against an SLO: met, missed, marginal, or refused by the engine.
+
+A failed request counts as infinitely late. A limit is judged by its miss share where the measurement recorded one for
+exactly this limit, else by the percentile over all sent requests. An empty sample meets nothing. With a confidence,
+a verdict inside the noise is ``marginal``: it is evidence of nothing and asks for a repeat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import betaincinv, ndtri
+
+from fleetsieve_airflow.errors import EvidenceError
+from fleetsieve_airflow.evidence import Measurement
+from fleetsieve_airflow.records import DecisionSettings, LatencyLimit, Slo
+
+Verdict = Literal["met", "missed", "marginal", "refused"]
+#: Relative slack for comparing a metric with its limit, far below any clock's resolution.
+EXACT = 1e-12
+
+
+def binomial_bounds(misses: float, sent: int, confidence: float) -> tuple[float, float]:
+    """Bound a miss probability from ``misses`` out of ``sent`` requests, each side at the given confidence.
+
+    Clopper and Pearson's exact bounds (1934): the beta quantiles ``B(1-confidence; k, n-k+1)`` and
+    ``B(confidence; k+1, n-k)``.
+
+    :param confidence: one-sided coverage of each bound, in (0, 1).
+    :return: (lower, upper), both in [0, 1].
+    :raises EvidenceError: ``sent`` is 0; an empty sample bounds nothing and must not read as "meets the SLO".
+    """
+    if sent < 1:
+        raise EvidenceError("No request was sent: an empty sample bounds no miss share.")
+    lower = 0.0 if misses <= 0 else float(betaincinv(misses, sent - misses + 1, 1.0 - confidence))
+    upper = 1.0 if misses >= sent else float(betaincinv(misses + 1, sent - misses, confidence))
+    return lower, upper
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One limit's reading of one measurement: ``log_ratio`` = ln(metric / limit), > 0 where the limit is broken."""
+
+    log_ratio: float
+    misses: float | None
+    sent: int | None
+    allowed: float
+
+
+def judge(measurement: Measurement, slo: Slo, settings: DecisionSettings) -> Verdict:
+    """Judge one measurement on its own.
+
+    :raises EvidenceError: the measurement does not hold what the SLO asks about, or its sample is empty.
+    """
+    return judge_repeats([measurement], slo, settings)
+
+
+def judge_repeats(measurements: Sequence[Measurement], slo: Slo, settings: DecisionSettings) -> Verdict:
+    """Judge all measurements of one load together.
+
+    Without a confidence each is judged alone and the strict majority decides; a tie is ``marginal``. With one, counts
+    are pooled over the repeats, and where only percentiles are known their mean log ratio must lie further from the
+    limit than the run-to-run variation explains.
+
+    :raises EvidenceError: see :func:`judge`; also when there is no measurement at all.
+    """
+    if not measurements:
+        raise EvidenceError("No measurement to judge.")
+    if any(measurement.refused for measurement in measurements):
+        return "refused"
+    readings = [_readings(measurement, slo) for measurement in measurements]
+    if settings.confidence is None:
+        met = sum(all(reading.log_ratio <= EXACT for reading in row) for row in readings)
+        if 2 * met == len(readings):
+            return "marginal"
+        return "met" if 2 * met > len(readings) else "missed"
+    verdicts = [_confident(limit, settings) for limit in zip(*readings, strict=True)]
+    if "missed" in verdicts:
+        return "missed"
+    return "marginal" if "marginal" in verdicts else "met"
+
+
+def margin(measurement: Measurement, slo: Slo) -> float:
+    """Return the worst ln(metric / limit) over an SLO's limits: negative when met, and how far.
+
+    :raises EvidenceError: see :func:`judge`.
+    """
+    return max(reading.log_ratio for reading in _readings(measurement, slo))
+
+
+def _confident(readings: Iterable[_Reading], settings: DecisionSettings) -> Verdict:
+    """Judge one limit over all repeats at the spec's confidence."""
+    rows = list(readings)
+    confidence = settings.confidence or 0.5
+    if all(row.misses is not None and row.sent is not None for row in rows):
+        misses, sent = sum(row.misses or 0.0 for row in rows), sum(row.sent or 0 for row in rows)
+        lower, upper = binomial_bounds(misses, sent, confidence)
+        if upper <= rows[0].allowed:
+            return "met"
+        return "missed" if lower > rows[0].allowed else "marginal"
+    mean = sum(row.log_ratio for row in rows) / len(rows)
+    noise = float(ndtri(confidence)) * settings.run_to_run_cv / math.sqrt(len(rows))
+    if mean + noise <= EXACT:
+        return "met"
+    return "missed" if mean - noise > EXACT else "marginal"
+
+
+def _readings(measurement: Measurement, slo: Slo) -> list[_Reading]:
+    if measurement.sent == 0:
+        raise EvidenceError(f"{measurement.point.label}: no request was sent; an empty sample meets nothing.")
+    rows = [_limit_reading(measurement, limit) for limit in slo.limits]
+    if slo.success_rate is not None:
+        rows.append(_success_reading(measurement, slo.success_rate))
+    return rows
+
+
+def _success_reading(measurement: Measurement, required: float) -> _Reading:
+    if measurement.success_rate is None:
+        raise EvidenceError(
+            f"{measurement.point.label}: the SLO asks for a success rate, the measurement recorded none.",
+            hint="Drop slo.success_rate or measure with a device that counts failures.",
+        )
+    failed, allowed = 1.0 - measurement.success_rate, 1.0 - required
+    ratio = _share_ratio(failed, allowed)
+    misses = None if measurement.sent is None else float(measurement.failed or 0)
+    return _Reading(ratio, misses, measurement.sent, allowed)
+
+
+def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
+    allowed = limit.allowed_miss_share
+    value = measurement.percentile(limit.name)
+    for share in measurement.miss_shares:
+        if share.limit == limit.name and math.isclose(share.limit_s, limit.limit_s, rel_tol=1e-9):
+            ratio = _share_ratio(share.share, allowed)
+            if value is not None and (value > limit.limit_s) == (ratio > EXACT):
+                ratio = math.log(max(value, 1e-9) / limit.limit_s)
+            misses = None if measurement.sent is None else round(share.share * measurement.sent)
+            return _Reading(ratio, misses, measurement.sent, allowed)
+    failed = 0.0 if measurement.success_rate is None else 1.0 - measurement.success_rate
+    if failed > allowed + EXACT:  # so many failed that the percentile itself is infinite
+        return _Reading(max(_share_ratio(failed, allowed), 0.1), None, None, allowed)
+    if value is None:
+        raise EvidenceError(
+            f"{measurement.point.label}: the SLO limits {limit.name}, the measurement did not record it.",
+            hint="Limit a percentile that is measured, or measure this one.",
+        )
+    return _Reading(math.log(max(value, 1e-9) / limit.limit_s), None, None, allowed)
+
+
+def _share_ratio(share: float, allowed: float) -> float:
+    """Return a log ratio for a share against its allowance, softened so that 0 of 0 stays finite; 0 at equality."""
+    return math.log((share + 1e-3) / (allowed + 1e-3)) if abs(share - allowed) > EXACT else 0.0
