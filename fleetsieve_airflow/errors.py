@@ -1,7 +1,8 @@
 """The errors of FleetSieve, sorted by what the reader can do about them.
 
 Every message names what is wrong, which item, the actual value and what is allowed; ``hint`` names the
-remedy. Outcomes of planning (infeasible, undetermined) are states of a decision, not errors: see :mod:`.records`.
+remedy. Outcomes of planning (infeasible, undetermined) are states of a decision, not errors: see
+:mod:`.records`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class GridError(FleetsieveError):
 class MeasurementError(FleetsieveError):
     """One point could not be measured this time: retrying may help.
 
-    :param kind: what failed, as a :data:`fleetsieve_airflow.evidence.FailureKind`: ``infrastructure`` (the run
-        broke), ``invalid_run`` (it ended, but its numbers may not be used), ``missing_in_grid`` (it was never
-        recorded, retrying is no use).
+    :param kind: what failed, as a :data:`fleetsieve_airflow.evidence.FailureKind`: ``infrastructure`` (the
+        run broke), ``invalid_run`` (it ended, but its numbers may not be used), ``missing_in_grid`` (it was
+        never recorded, retrying is no use).
     :param gpu_seconds_billed: what the failed attempt cost.
     """
 

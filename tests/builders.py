@@ -127,7 +127,7 @@ def make_spec(
 
 @lru_cache(maxsize=8)
 def paper_spec(scale: float = 1.0) -> FleetSpec:
-    """Load the fleet that ships with the project, its demand scaled, measured by replaying the paper's grid."""
+    """Load the fleet that ships with the project, measured by replay, its demand scaled."""
     from fleetsieve_airflow.spec import load_spec
 
     return load_spec(PAPER_FLEET, demand_scale=scale)

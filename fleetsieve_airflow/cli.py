@@ -1,0 +1,214 @@
+"""``fleetsieve``: check a fleet file, plan it without Airflow, verify a certificate.
+
+Results go to stdout, progress to stderr, so a plan can be piped. The exit code says how it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetsieve_airflow import __version__
+from fleetsieve_airflow.errors import CertificateError, FleetsieveError
+
+if TYPE_CHECKING:
+    from fleetsieve_airflow.campaign import CampaignResult
+    from fleetsieve_airflow.evidence import Decision, Evidence
+    from fleetsieve_airflow.records import FleetSpec
+
+EXIT_CODES = """exit codes:
+  0  certified: no other plan can be better by more than the tolerance (verify: the certificate holds)
+  1  verify: the certificate does not hold
+  2  bad input: the fleet file, the grid or the certificate cannot be used
+  3  infeasible: the demand cannot be met on these GPUs by any candidate
+  4  undetermined: the budget was used up first"""
+EXIT_OF_STATE = {"certified_feasible": 0, "certified_infeasible": 3, "undetermined": 4}
+#: Points of one round that a progress line names.
+POINTS_NAMED = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    :return: the exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except FleetsieveError as error:
+        print(f"fleetsieve {arguments.command}: {arguments.file}\n{error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"fleetsieve {arguments.command}: stopped.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fleetsieve",
+        description="Certified capacity planning for LLM fleets: measures what can still change the decision.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fleetsieve {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    check = commands.add_parser(
+        "check", help="say what is wrong with a fleet file, without measuring anything"
+    )
+    check.set_defaults(run=_check)
+    plan = commands.add_parser("plan", help="plan a fleet to its certificate, here and without Airflow")
+    plan.set_defaults(run=_plan)
+    for command in (check, plan):
+        command.add_argument("file", metavar="fleet.yaml", type=Path, help="the fleet file")
+        command.add_argument("--backend", help="what measures, instead of measurement.backend")
+        command.add_argument("--grid", help="recorded grid, instead of measurement.grid")
+        command.add_argument(
+            "--demand-scale",
+            type=float,
+            default=1.0,
+            metavar="FACTOR",
+            help="plan for a multiple of each demand",
+        )
+    plan.add_argument(
+        "--out", type=Path, metavar="DIR", help="write certificate, evidence, rounds and report there"
+    )
+    verify = commands.add_parser("verify", help="derive a certificate again from its own evidence, offline")
+    verify.add_argument("file", metavar="certificate.json", type=Path, help="the certificate")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _load(arguments: argparse.Namespace) -> FleetSpec:
+    from fleetsieve_airflow.backends.grid import PACKAGE_PREFIX
+    from fleetsieve_airflow.spec import load_spec
+
+    measurement: dict[str, Any] = {}
+    if arguments.backend:
+        measurement["backend"] = arguments.backend
+    if arguments.grid:
+        # On a command line paths start where the person stands, not where the fleet file is.
+        shipped = arguments.grid.startswith(PACKAGE_PREFIX)
+        measurement["grid"] = arguments.grid if shipped else str(Path(arguments.grid).resolve())
+    return load_spec(arguments.file, demand_scale=arguments.demand_scale, measurement=measurement)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fleetsieve_airflow.backends.base import backend_for
+
+    spec = _load(arguments)
+    backend_for(spec).check(spec)
+    runnable = [candidate for candidate in spec.candidates if not candidate.excluded]
+    points = [(len(item.loads), spec.config(item.config).gpus) for item in runnable]
+    every = sum(loads * gpus for loads, gpus in points) * spec.measurement.duration_s
+    print(
+        f"{spec.fleet}: {len(spec.workloads)} workloads, {len(runnable)} candidates, "
+        f"{sum(loads for loads, _ in points)} points; measuring all of them takes {every:,.0f} GPU-seconds."
+    )
+    for candidate in spec.candidates:
+        if candidate.excluded:
+            print(f"{candidate.label} cannot run: {candidate.excluded}")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from fleetsieve_airflow.backends.base import backend_for
+    from fleetsieve_airflow.campaign import run_campaign
+    from fleetsieve_airflow.campaign_files import CampaignFolder
+
+    spec = _load(arguments)
+    folder = CampaignFolder(arguments.out, spec) if arguments.out else None
+
+    def on_round(decision: Decision, evidence: Evidence) -> None:
+        print(_progress(decision), file=sys.stderr, flush=True)
+        if folder:
+            folder.write_round(decision, evidence)
+
+    result = run_campaign(spec, backend_for(spec), on_round=on_round)
+    print(_summary(spec, result))
+    if folder:
+        folder.write_certificate(
+            {**result.certificate, "issued_at": datetime.now(UTC).isoformat(timespec="seconds")}
+        )
+        print(f"Report: {folder.report}\nCheck it again: fleetsieve verify {folder.certificate}")
+    return EXIT_OF_STATE[result.decision.state]
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from fleetsieve_airflow.core.certificate import verify_certificate
+
+    try:
+        document = json.loads(arguments.file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"It is not a readable JSON file: {error}.") from error
+    differences = verify_certificate(document)
+    print("\n".join(differences) or "holds")
+    return 1 if differences else 0
+
+
+def _progress(decision: Decision) -> str:
+    head = (
+        f"round {decision.round}: gap {decision.gap:.4g}, regret {decision.regret:.4g}, "
+        f"spent {decision.spend.gpu_seconds_window:,.0f} GPU-seconds"
+    )
+    if decision.state != "measure":
+        return f"{head}; {decision.state.replace('_', ' ')}"
+    labels = [planned.point.label for planned in decision.points]
+    more = len(labels) - POINTS_NAMED
+    return f"{head}; measuring {', '.join(labels[:POINTS_NAMED])}" + (f" and {more} more" if more > 0 else "")
+
+
+def _summary(spec: FleetSpec, result: CampaignResult) -> str:
+    from fleetsieve_airflow.reporting.report_verdict import verdict_text
+
+    decision = result.decision
+    spend = decision.spend
+    saved = spend.gpu_seconds_window_all - spend.gpu_seconds_window
+    share = saved / spend.gpu_seconds_window_all if spend.gpu_seconds_window_all else 0.0
+    verdict = verdict_text(spec, result.decisions)
+    reused = f" ({spend.points_reused} reused)" if spend.points_reused else ""
+    return "\n".join(
+        [
+            verdict.sentence,
+            *([verdict.trust] if verdict.trust else []),
+            "",
+            *_table(_plan_rows(spec, decision)),
+            "",
+            f"Measured {spend.points_measured} of {spend.points_all} points{reused} in {decision.round - 1} "
+            f"rounds: {spend.gpu_seconds_window:,.0f} GPU-seconds spent, {saved:,.0f} ({share:.0%}) saved.",
+            *(f"Warning: {warning}" for warning in decision.warnings),
+        ]
+    )
+
+
+def _plan_rows(spec: FleetSpec, decision: Decision) -> list[list[str]]:
+    plan = decision.conservative
+    rows = [["workload", "demand req/s", "replicas", "GPUs", "sure req/s", "fulfilment"]]
+    for workload in spec.workloads:
+        held = [item for item in plan.allocations if item.workload == workload.name and item.replicas]
+        rows.append(
+            [
+                workload.name,
+                f"{workload.demand_rps:g}",
+                " + ".join(f"{item.replicas} x {item.config}" for item in held) or "none",
+                str(sum(item.gpus for item in held)),
+                f"{sum(item.replicas * item.capacity_rps for item in held):.4g}",
+                f"{dict(plan.fulfilment)[workload.name]:.1%}",
+            ]
+        )
+    return rows
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
