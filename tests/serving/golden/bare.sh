@@ -1,0 +1,25 @@
+#!/bin/bash
+# fleetsieve-0123456789abcdef-0: one server, 2 window(s). Written by FleetSieve. Run as: script RUN_FOLDER
+set -u
+umask 077
+run=$1
+cd -- "$run" || exit 90
+# A job that the scheduler started twice must not run twice
+mkdir claim 2>/dev/null || { echo "another copy of this job has claimed $run" >&2; exit 89; }
+started="${SLURM_JOB_ID:-local}.${SLURM_RESTART_COUNT:-0}"
+printf '%s %s %s
+' "$started" "$(hostname)" "$(date +%s)" >.start.tmp && mv -f .start.tmp start
+signal=none
+finish() { printf 'rc=%s signal=%s
+' "$1" "$signal" >.exit.tmp; mv -f .exit.tmp exit; exit "$1"; }
+# The scheduler's TERM goes to the program, which ends the server before it ends itself
+python3 agent.py "$run" &
+child=$!
+trap 'signal=TERM; kill -TERM "$child" 2>/dev/null' TERM INT
+while :; do
+  wait "$child"; rc=$?
+  kill -0 "$child" 2>/dev/null || break
+done
+finish "$rc"
+
+# sbatch --job-name=fleetsieve-0123456789abcdef-0 --nodes=1 --ntasks=1 --time=44 --mem=0 --gres=gpu:2 --export=NONE --dependency=singleton --no-requeue --exclusive
