@@ -7,11 +7,9 @@ cd -- "$run" || exit 90
 # A job that the scheduler started twice must not run twice
 mkdir claim 2>/dev/null || { echo "another copy of this job has claimed $run" >&2; exit 89; }
 started="${SLURM_JOB_ID:-local}.${SLURM_RESTART_COUNT:-0}"
-printf '%s %s %s
-' "$started" "$(hostname)" "$(date +%s)" >.start.tmp && mv -f .start.tmp start
+printf '%s %s %s\n' "$started" "$(hostname)" "$(date +%s)" >.start.tmp && mv -f .start.tmp start
 signal=none
-finish() { printf 'rc=%s signal=%s
-' "$1" "$signal" >.exit.tmp; mv -f .exit.tmp exit; exit "$1"; }
+finish() { printf 'rc=%s signal=%s\n' "$1" "$signal" >.exit.tmp; mv -f .exit.tmp exit; exit "$1"; }
 # The scheduler's TERM goes to the program, which ends the server before it ends itself
 srun --ntasks=1 --container-image=/images/vllm.sqsh --container-mounts="$run:$run",/models:/models:ro --container-workdir="$run" python3 agent.py "$run" &
 child=$!
