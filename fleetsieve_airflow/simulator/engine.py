@@ -124,7 +124,8 @@ class EngineModel:
     def prefill_s(self, step: StepShape) -> FloatArray:
         """Return seconds the prompt tokens of a step keep each stage busy beyond its decoding.
 
-        With the pipeline full the stages work on different prompts, so a stage is busy for its own layers only.
+        With the pipeline full the stages work on different prompts, so a stage is busy for its own layers
+        only.
         """
         prefill, decoding = np.asarray(step.prefill, dtype=float), np.asarray(step.decoding, dtype=float)
         prompts, done = np.asarray(step.prompts, dtype=float), np.asarray(step.done, dtype=float)

@@ -56,7 +56,7 @@ def test_constants_scale_and_add_where_they_say(engine_of: EngineOf) -> None:
     assert float(slow.step_s(shape)) == pytest.approx(2 * float(base.step_s(shape)) + 0.001 + 10 * 1e-4)
 
 
-def test_a_pipeline_stage_is_busy_for_its_own_layers_and_the_prompt_passes_all_of_them(engine_of: EngineOf) -> None:
+def test_a_stage_is_busy_for_its_layers_and_the_prompt_passes_all_of_them(engine_of: EngineOf) -> None:
     flat, deep = (engine_of(ParallelPlan(tp=2, pp=pp), constants=NO_OVERHEAD) for pp in (1, 4))
     prompt = StepShape(prefill=4096)
     assert float(deep.prefill_s(prompt)) == pytest.approx(float(flat.prefill_s(prompt)) / 4, rel=0.05)
@@ -77,8 +77,12 @@ def test_speculation_gains_tokens_and_pays_for_verifying_them(engine_of: EngineO
     guessing = engine_of(settings=EngineSettings(speculation=Speculation(tokens=3, acceptance=0.7)))
     assert guessing.tokens_per_step == pytest.approx(1 + 0.7 + 0.49 + 0.343)
     for batch, better in ((1, True), (256, False)):
-        per_token = float(guessing.decode_s(batch, 1000)) / guessing.tokens_per_step /
-        float(plain.decode_s(batch, 1000)) assert (per_token < 0.6) is better, batch
+        per_token = (
+            float(guessing.decode_s(batch, 1000))
+            / guessing.tokens_per_step
+            / float(plain.decode_s(batch, 1000))
+        )
+        assert (per_token < 0.6) is better, batch
 
 
 def test_speculation_refuses_rates_that_are_no_probability() -> None:
@@ -131,8 +135,9 @@ def test_a_collective_over_more_gpus_than_a_node_crosses_the_network_and_is_flag
 
 
 def test_extrapolation_is_refused_where_that_is_asked_and_otherwise_named() -> None:
-    database, shape = RooflineDatabase(hardware_named("h100")),
-    model_named("llama-3.1-70b").with_precision(FP8) plan = ParallelPlan(tp=16)
+    database = RooflineDatabase(hardware_named("h100"))
+    shape = model_named("llama-3.1-70b").with_precision(FP8)
+    plan = ParallelPlan(tp=16)
     flagged = EngineModel(database, shape, plan, multi_node=True)
     assert flagged.beyond == ["all_reduce over 16 GPUs"]
     with pytest.raises(PerfDataError, match="would have to extrapolate: all_reduce over 16 GPUs"):
@@ -148,5 +153,6 @@ def test_a_step_wider_than_the_tables_is_outside_them(engine_of: EngineOf) -> No
 def test_uneven_routing_costs_more_the_more_ranks_share_the_experts() -> None:
     assert imbalance("balanced", 8) == 1.0
     assert imbalance("power_law_1.2", 1) == 1.0
-    assert 1.0 < imbalance("power_law_1.01", 8) < imbalance("power_law_1.2", 8) < imbalance("power_law_1.2",
-    32)
+    assert (
+        1.0 < imbalance("power_law_1.01", 8) < imbalance("power_law_1.2", 8) < imbalance("power_law_1.2", 32)
+    )

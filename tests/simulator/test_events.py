@@ -30,9 +30,10 @@ def test_a_lone_request_takes_its_prefill_and_then_a_step_a_token(engine_of: Eng
     engine = engine_of()
     outcome = simulate(engine, requests((0.0, 1000, 101)))
     constants = engine.constants
-    first = constants.request_overhead_s + constants.step_overhead_s +
-    float(engine.prefill_s(StepShape(prefill=1000))) steps = sum(float(engine.step_s(StepShape(decoding=1,
-    context=1001 + step))) for step in range(100)) assert outcome.ttft_s[0] == pytest.approx(first, rel=0.02)
+    first = constants.request_overhead_s + constants.step_overhead_s
+    first += float(engine.prefill_s(StepShape(prefill=1000)))
+    steps = sum(float(engine.step_s(StepShape(decoding=1, context=1001 + step))) for step in range(100))
+    assert outcome.ttft_s[0] == pytest.approx(first, rel=0.02)
     assert outcome.e2e_s[0] == pytest.approx(first + steps, rel=0.02)
     assert outcome.tpot_s[0] == pytest.approx(steps / 100, rel=0.02)
 
@@ -56,7 +57,7 @@ def test_a_request_that_arrives_while_others_decode_waits_for_the_step_only(engi
     assert 0.0 <= outcome.queued_s[1] <= engine.constants.request_overhead_s + step * 1.05
 
 
-def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_between_decoding_steps(engine_of: EngineOf) -> None:
+def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks(engine_of: EngineOf) -> None:
     small = engine_of(settings=EngineSettings(max_num_batched_tokens=1024))
     large = engine_of(settings=EngineSettings(max_num_batched_tokens=16384))
     rows = [(0.0, 100, 300), (1.0, 16000, 10)]
@@ -157,15 +158,20 @@ def test_an_empty_stream_serves_nothing_and_meets_nothing(engine_of: EngineOf) -
 
 @pytest.mark.parametrize("spread", ["fixed", "uniform", "lognormal"])
 def test_drawn_lengths_have_the_mean_they_are_given(spread: str) -> None:
-    isl, osl = Lengths(isl_mean_tokens=1000, osl_mean_tokens=100, spread=spread).draw(40_000,
-    np.random.default_rng(1)) assert isl.mean() == pytest.approx(1000, rel=0.03)
+    isl, osl = Lengths(isl_mean_tokens=1000, osl_mean_tokens=100, spread=spread).draw(
+        40_000, np.random.default_rng(1)
+    )
+    assert isl.mean() == pytest.approx(1000, rel=0.03)
     assert osl.mean() == pytest.approx(100, rel=0.03)
 
 
 @pytest.mark.parametrize(
     ("arrival", "isl", "words"),
-    [([1.0, 0.5], [1, 1], "not decrease"), ([0.0, 1.0], [1, 0], "at least one prompt"), ([0.0], [1, 1], "as
-    many")],
+    [
+        ([1.0, 0.5], [1, 1], "not decrease"),
+        ([0.0, 1.0], [1, 0], "at least one prompt"),
+        ([0.0], [1, 1], "as many"),
+    ],
 )
 def test_requests_that_make_no_sense_are_refused(arrival: list[float], isl: list[int], words: str) -> None:
     with pytest.raises(PerfDataError, match=words):

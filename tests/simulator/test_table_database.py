@@ -24,8 +24,10 @@ def gemm(n: int, k: int, tokens: int, seconds: float) -> str:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> TableDatabase:
-    rows = [gemm(n, k, tokens, n * k * tokens * 1e-12) for n in (100, 200) for k in (10, 30) for tokens in (1,
-    8)] rows += [
+    rows = [
+        gemm(n, k, tokens, n * k * tokens * 1e-12) for n in (100, 200) for k in (10, 30) for tokens in (1, 8)
+    ]
+    rows += [
         f"attention_decode,,bfloat16,128,2,0,8,,,,{batch},,{context},,{1e-6 * batch * context}"
         for batch in (1, 4)
         for context in (16, 64)
@@ -96,8 +98,15 @@ def test_parquet_reads_as_csv_does(tmp_path: Path, tables: PerfDatabase) -> None
 
     rows = [(100.0, 10.0, tokens, 100 * 10 * tokens * 1e-12) for tokens in (1.0, 8.0)]
     n, k, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
-    columns = {"operator": ["gemm"] * 2, "dtype": ["bfloat16"] * 2, "n": n, "k": k, "tokens": tokens,
-    "seconds": seconds} parquet.write_table(pa.table(columns), tmp_path / "mine.parquet")
+    columns = {
+        "operator": ["gemm"] * 2,
+        "dtype": ["bfloat16"] * 2,
+        "n": n,
+        "k": k,
+        "tokens": tokens,
+        "seconds": seconds,
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "mine.parquet")
     read = read_tables(tmp_path / "mine.parquet", hardware_named("h100"))
     fixed = {"dtype": "bfloat16", "n": 100, "k": 10}
     assert np.array_equal(read.curve("gemm", fixed).seconds, tables.curve("gemm", fixed).seconds)
@@ -109,8 +118,10 @@ def test_a_power_cap_slows_arithmetic_and_leaves_memory_and_links_alone(tables: 
     arithmetic = 2.0 * 8 * 100 * 10 / 989e12
     slower = capped.curve("gemm", fixed).at(8) - tables.curve("gemm", fixed).at(8)
     assert slower == pytest.approx(arithmetic * (2**0.38 - 1))
-    assert capped.curve("all_reduce", {"gpus": 2}).at(1500) == tables.curve("all_reduce", {"gpus":
-    2}).at(1500) assert capped.hardware.power_w == 350.0
+    assert capped.curve("all_reduce", {"gpus": 2}).at(1500) == tables.curve("all_reduce", {"gpus": 2}).at(
+        1500
+    )
+    assert capped.hardware.power_w == 350.0
 
 
 def test_a_power_cap_above_the_gpu_is_refused(tables: PerfDatabase) -> None:
