@@ -262,7 +262,10 @@ class MeasurementSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionSettings:
-    """What counts as settled. ``tolerance`` is in units of fulfilment, or in GPUs for ``fewest_gpus``."""
+    """What counts as settled. ``tolerance`` is in units of fulfilment, or in GPUs for ``fewest_gpus``.
+
+    ``closed_loop_slack`` is the relative spread of served rates between runs that closed-loop bounds must survive.
+    """
 
     objective: Objective = "max_min_fulfilment"
     required_fulfilment: float = 1.0
@@ -270,6 +273,7 @@ class DecisionSettings:
     stop_on: StopRule = "regret"
     confidence: float | None = None
     run_to_run_cv: float = 0.0
+    closed_loop_slack: float = 0.1
     certify_on: tuple[Source, ...] = ("measured", "monotone", "closed_loop")
     interior_peak: bool = False
     demand_scenarios: tuple[float, ...] = (1.0,)

@@ -18,13 +18,16 @@ from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.serialization import points_of
 
 
+#: Lowest and highest served rate and highest attempted rate (served or failed) over repeats, req/s.
+Rates = tuple[float, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """What is known of one candidate.
 
     :param verdicts: per load, or None where it is not measured.
-    :param rates: per load, measured served rates as (lowest, highest) over repeats, or None; for offered loads the
-        rate is the load itself.
+    :param rates: per load, measured rates over repeats, or None; for offered loads the rate is the load itself.
     :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
     :param keys: per load, the keys of its measurements in the order they became known.
     """
@@ -33,12 +36,13 @@ class Ladder:
     workload: int
     gpus: int
     verdicts: tuple[Verdict | None, ...]
-    rates: tuple[tuple[float, float] | None, ...]
+    rates: tuple[Rates | None, ...]
     margins: tuple[float | None, ...]
     keys: tuple[tuple[str, ...], ...]
     refused: bool = False
     monotone: bool = True
     closed_loop: bool = True
+    slack: float = 0.0
 
     @property
     def met(self) -> list[int]:
@@ -83,12 +87,13 @@ class Ladder:
             return own[0]
         if not self.closed_loop:
             return 0.0
-        return max((rate[0] for rate in self.rates[:j] if rate is not None), default=0.0)
+        return max((rate[0] for rate in self.rates[:j] if rate is not None), default=0.0) / (1.0 + self.slack)
 
     def rate_upper(self, j: int) -> float:
         """Return an upper bound in req/s on the rate at load ``j``; infinity where nothing bounds it.
 
-        Closed loop: the rate grows no faster than the concurrency (Little) and does not fall with it.
+        Closed loop: the rate grows no faster than the concurrency (Little), and what is attempted (served or failed)
+        does not fall with it; both up to the spread between runs.
         """
         loads = self.candidate.loads
         if self.candidate.load_kind == "offered_load_rps":
@@ -98,8 +103,8 @@ class Ladder:
         if not self.closed_loop:
             return math.inf
         below = [rate[1] * loads[j] / loads[i] for i, rate in enumerate(self.rates[:j]) if rate is not None]
-        above = [rate[1] for rate in self.rates[j + 1 :] if rate is not None]
-        return min([*below, *above], default=math.inf)
+        above = [rate[2] for rate in self.rates[j + 1 :] if rate is not None]
+        return min([*below, *above], default=math.inf) * (1.0 + self.slack)
 
     @property
     def capacity_lower(self) -> float:
@@ -108,8 +113,11 @@ class Ladder:
 
     @property
     def capacity_upper(self) -> float:
-        """Upper bound in req/s on the capacity; infinity where nothing bounds it."""
-        upper = max((self.rate_upper(j) for j in range(self.open_upto + 1)), default=0.0)
+        """Upper bound in req/s on the capacity; infinity where nothing bounds it.
+
+        Loads below the highest met one cannot raise it: capacity is the rate at the highest load that meets the SLO.
+        """
+        upper = max((self.rate_upper(j) for j in range(max(self.met_upto, 0), self.open_upto + 1)), default=0.0)
         return max(upper, self.capacity_lower)
 
     def steps(self) -> tuple[float, ...]:
@@ -132,7 +140,7 @@ class Ladder:
         verdicts = (*self.verdicts[:j], verdict, *self.verdicts[j + 1 :])
         rates = self.rates
         if rate is not None and self.candidate.load_kind == "concurrency":
-            rates = (*rates[:j], (rate, rate), *rates[j + 1 :])
+            rates = (*rates[:j], (rate, rate, rate), *rates[j + 1 :])
         return replace(self, verdicts=verdicts, rates=rates)
 
 
@@ -172,12 +180,20 @@ def _ladder(spec: FleetSpec, candidate: Candidate, workload: int, by_key: Mappin
         refused="refused" in verdicts,
         monotone="monotone" in certify_on,
         closed_loop="closed_loop" in certify_on,
+        slack=spec.decision.closed_loop_slack,
     )
 
 
-def _rate_range(cell: Sequence[Measurement]) -> tuple[float, float] | None:
-    served = [measurement.served_rps for measurement in cell if not measurement.refused]
-    return (min(served), max(served)) if served else None
+def _rate_range(cell: Sequence[Measurement]) -> Rates | None:
+    ran = [measurement for measurement in cell if not measurement.refused]
+    if not ran:
+        return None
+    served = [measurement.served_rps for measurement in ran]
+    attempted = [
+        measurement.served_rps / max(1.0 if measurement.success_rate is None else measurement.success_rate, 1e-3)
+        for measurement in ran
+    ]
+    return min(served), max(served), max(attempted)
 
 
 def _mean_margin(cell: Sequence[Measurement], spec: FleetSpec, workload: int) -> float | None:

@@ -94,7 +94,7 @@ def _at(load: float, name: str, curve: Curve, band: float | None) -> TailInterva
     x = math.log(load)
     for at, value in curve:
         if at == x:
-            seconds = math.exp(value)
+            seconds = float(f"{math.exp(value):.12g}")  # undo the logarithm's last digits
             return TailInterval(load=load, metric=name, lower_s=seconds, upper_s=seconds, source="measured")
     below = [y for at, y in curve if at < x]
     above = [y for at, y in curve if at > x]
