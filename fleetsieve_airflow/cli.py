@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fleetsieve",
-        description="Certified capacity planning for LLM fleets: measures what can still change the decision.",
+        description="Certified capacity planning for LLM fleets: measures what can still change a decision.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -48,7 +48,9 @@ def to_plain(value: Any) -> Any:
 
 def to_document(record: Any) -> dict[str, Any]:
     """Turn a record into a JSON-able document with ``schema_version`` and ``kind``."""
-    return {"schema_version": SCHEMA_VERSION, "kind": type(record).__name__, **to_plain(record)}
+    head, body = {"schema_version": SCHEMA_VERSION, "kind": type(record).__name__}, to_plain(record)
+    # A record with a field called like the head is written one level deeper: neither may hide the other.
+    return {**head, "record": body} if head.keys() & body.keys() else {**head, **body}
 
 
 def from_document(kind: type[Record], document: Any) -> Record:
@@ -65,7 +67,7 @@ def from_document(kind: type[Record], document: Any) -> Record:
             hint="It was written by another release or is not ours.",
         )
     body = {key: value for key, value in document.items() if key not in ("schema_version", "kind")}
-    return from_plain(kind, body)
+    return from_plain(kind, body["record"] if list(body) == ["record"] else body)
 
 
 def from_plain(kind: type[Record], body: Any) -> Record:
@@ -96,7 +98,10 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
         kinds = [args[0]] * len(value) if args[1:] == (Ellipsis,) else list(args)
         if len(kinds) != len(value):
             raise EvidenceError(f"{path} must hold {len(kinds)} values, got {len(value)}.")
-        return tuple(_decode(item, part, f"{path}[{i}]") for i, (item, part) in enumerate(zip(kinds, value, strict=True)))
+        return tuple(
+            _decode(item, part, f"{path}[{i}]")
+            for i, (item, part) in enumerate(zip(kinds, value, strict=True))
+        )
     if origin is typing.Literal:
         if value not in args:
             raise EvidenceError(f"{path} must be one of {', '.join(map(str, args))}, got {value!r}.")
@@ -155,7 +160,12 @@ def profile_digest(spec: FleetSpec, candidate: Candidate) -> str:
             "workload": workload.name,
             "model": [model.name, model.revision, model.source],
             "trace": [trace.name, trace.digest, trace.format, trace.isl_mean_tokens, trace.osl_mean_tokens],
-            "degrees": [config.tensor_parallel, config.pipeline_parallel, config.data_parallel, config.expert_parallel],
+            "degrees": [
+                config.tensor_parallel,
+                config.pipeline_parallel,
+                config.data_parallel,
+                config.expert_parallel,
+            ],
             "engine": [config.engine, config.engine_version, sorted(config.engine_args)],
             "gpu": [pool.gpu, pool.driver, pool.gpus_per_node if config.multi_node else None],
             "device": [spec.measurement.device],
@@ -177,11 +187,15 @@ def points_of(spec: FleetSpec, candidate: Candidate, repeats: int = 1) -> tuple[
     """Return all points of a candidate, ladder order, each with its first ``repeats`` seeds; hashes its profile once."""
     profile = profile_digest(spec, candidate)
     return tuple(
-        _point_of(spec, candidate, load, repeat, profile) for load in candidate.loads for repeat in range(repeats)
+        _point_of(spec, candidate, load, repeat, profile)
+        for load in candidate.loads
+        for repeat in range(repeats)
     )
 
 
-def _point_of(spec: FleetSpec, candidate: Candidate, load: float, repeat: int, profile: str) -> MeasurementPoint:
+def _point_of(
+    spec: FleetSpec, candidate: Candidate, load: float, repeat: int, profile: str
+) -> MeasurementPoint:
     settings = spec.measurement
     seed = settings.seed + repeat
     key = sha256([profile, candidate.load_kind, load, settings.duration_s, seed])[:32]

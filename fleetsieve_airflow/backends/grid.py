@@ -324,6 +324,6 @@ def _mixed_load_kinds(runs: list[GridRun]) -> Iterable[str]:
         kept = first.setdefault(run.workload, run)
         if kept.load_kind != run.load_kind:
             yield (
-                f"line {run.line}: workload {run.workload} has a {run.load_kind}, but a {kept.load_kind} on "
-                f"line {kept.line}. Keep one kind of load per workload"
+                f"line {run.line}: workload {run.workload} is given by {run.load_kind}, but by "
+                f"{kept.load_kind} on line {kept.line}. Keep one kind of load per workload"
             )
