@@ -17,7 +17,6 @@ from fleetsieve_airflow import __version__
 from fleetsieve_airflow.errors import CertificateError, FleetsieveError
 
 if TYPE_CHECKING:
-    from fleetsieve_airflow.campaign import CampaignResult
     from fleetsieve_airflow.evidence import Decision, Evidence
     from fleetsieve_airflow.records import FleetSpec
 
@@ -28,8 +27,6 @@ EXIT_CODES = """exit codes:
   3  infeasible: the demand cannot be met on these GPUs by any candidate
   4  undetermined: the budget was used up first"""
 EXIT_OF_STATE = {"certified_feasible": 0, "certified_infeasible": 3, "undetermined": 4}
-#: Points of one round that a progress line names.
-POINTS_NAMED = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,17 +116,18 @@ def _plan(arguments: argparse.Namespace) -> int:
     from fleetsieve_airflow.backends.base import backend_for
     from fleetsieve_airflow.campaign import run_campaign
     from fleetsieve_airflow.campaign_files import CampaignFolder
+    from fleetsieve_airflow.reporting.text import outcome_text, round_line
 
     spec = _load(arguments)
     folder = CampaignFolder(arguments.out, spec) if arguments.out else None
 
     def on_round(decision: Decision, evidence: Evidence) -> None:
-        print(_progress(decision), file=sys.stderr, flush=True)
+        print(round_line(decision), file=sys.stderr, flush=True)
         if folder:
             folder.write_round(decision, evidence)
 
     result = run_campaign(spec, backend_for(spec), on_round=on_round)
-    print(_summary(spec, result))
+    print(outcome_text(spec, result.decisions))
     if folder:
         folder.write_certificate(
             {**result.certificate, "issued_at": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -148,66 +146,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     differences = verify_certificate(document)
     print("\n".join(differences) or "holds")
     return 1 if differences else 0
-
-
-def _progress(decision: Decision) -> str:
-    head = (
-        f"round {decision.round}: gap {decision.gap:.4g}, regret {decision.regret:.4g}, "
-        f"spent {decision.spend.gpu_seconds_window:,.0f} GPU-seconds"
-    )
-    if decision.state != "measure":
-        return f"{head}; {decision.state.replace('_', ' ')}"
-    labels = [planned.point.label for planned in decision.points]
-    more = len(labels) - POINTS_NAMED
-    return f"{head}; measuring {', '.join(labels[:POINTS_NAMED])}" + (f" and {more} more" if more > 0 else "")
-
-
-def _summary(spec: FleetSpec, result: CampaignResult) -> str:
-    from fleetsieve_airflow.reporting.report_verdict import verdict_text
-
-    decision = result.decision
-    spend = decision.spend
-    saved = spend.gpu_seconds_window_all - spend.gpu_seconds_window
-    share = saved / spend.gpu_seconds_window_all if spend.gpu_seconds_window_all else 0.0
-    verdict = verdict_text(spec, result.decisions)
-    reused = f" ({spend.points_reused} reused)" if spend.points_reused else ""
-    return "\n".join(
-        [
-            verdict.sentence,
-            *([verdict.trust] if verdict.trust else []),
-            "",
-            *_table(_plan_rows(spec, decision)),
-            "",
-            f"Measured {spend.points_measured} of {spend.points_all} points{reused} in {decision.round - 1} "
-            f"rounds: {spend.gpu_seconds_window:,.0f} GPU-seconds spent, {saved:,.0f} ({share:.0%}) saved.",
-            *(f"Warning: {warning}" for warning in decision.warnings),
-        ]
-    )
-
-
-def _plan_rows(spec: FleetSpec, decision: Decision) -> list[list[str]]:
-    plan = decision.conservative
-    rows = [["workload", "demand req/s", "replicas", "GPUs", "sure req/s", "fulfilment"]]
-    for workload in spec.workloads:
-        held = [item for item in plan.allocations if item.workload == workload.name and item.replicas]
-        rows.append(
-            [
-                workload.name,
-                f"{workload.demand_rps:g}",
-                " + ".join(f"{item.replicas} x {item.config}" for item in held) or "none",
-                str(sum(item.gpus for item in held)),
-                f"{sum(item.replicas * item.capacity_rps for item in held):.4g}",
-                f"{dict(plan.fulfilment)[workload.name]:.1%}",
-            ]
-        )
-    return rows
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 if __name__ == "__main__":
