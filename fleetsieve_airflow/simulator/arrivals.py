@@ -90,11 +90,14 @@ def closed_loop(concurrency: int, count: int, lengths: Lengths, seed: int = 0) -
     return Requests(np.zeros(count), isl, osl, concurrency)
 
 
-def thinned(requests: Requests, ranks: int) -> Requests:
+def thinned(requests: Requests, ranks: int, rank: int = 0) -> Requests:
     """Return what one of ``ranks`` data-parallel ranks gets of a stream that goes round robin."""
     if ranks == 1:
         return requests
     clients = None if requests.concurrency is None else max(1, requests.concurrency // ranks)
     return Requests(
-        requests.arrival_s[::ranks], requests.isl_tokens[::ranks], requests.osl_tokens[::ranks], clients
+        requests.arrival_s[rank::ranks],
+        requests.isl_tokens[rank::ranks],
+        requests.osl_tokens[rank::ranks],
+        clients,
     )

@@ -27,12 +27,14 @@ _CONTEXTS = np.unique(np.round(np.concatenate([[0.0], np.geomspace(16, 262144, 9
 class Outcome:
     """What became of every request of a run.
 
+    :param sent_s: when each request was sent, shape (n,).
     :param ttft_s: seconds to the first token, shape (n,); infinite where the request failed. So ``e2e_s``.
     :param tpot_s: mean seconds per further token; NaN for outputs of one token.
     :param queued_s: seconds before a request was first scheduled.
     :param end_s: when the last request ended; ``busy_s`` how long the replica was stepping.
     """
 
+    sent_s: FloatArray
     ttft_s: FloatArray
     tpot_s: FloatArray
     e2e_s: FloatArray
@@ -138,6 +140,7 @@ class Replica:
         self.osl: list[int] = requests.osl_tokens.tolist()
         self.sent: list[float] = requests.arrival_s.tolist()
         self.open_loop, self.next = requests.concurrency is None, 0
+        self.sending_until = float("inf")
         self.first = [float("nan")] * count
         self.end = [float("inf")] * count
         self.scheduled = [float("nan")] * count
@@ -153,12 +156,13 @@ class Replica:
         self.preemptions = 0
         self.widest = (0, 0.0)
         self.lag = 0.0
-        if not self.open_loop:
-            for _ in range(min(requests.concurrency or 1, count)):
-                self._send(0.0)
+        self.clients = 0 if self.open_loop else min(requests.concurrency or 1, count)
 
-    def run(self, give_up_s: float) -> None:
+    def run(self, give_up_s: float, sending_until_s: float) -> None:
         """Serve until every request has ended or the clock passes ``give_up_s``."""
+        self.sending_until = sending_until_s
+        for _ in range(self.clients):
+            self._send(0.0)
         while self.clock < give_up_s:
             self._receive()
             chunks = self._schedule()
@@ -173,7 +177,7 @@ class Replica:
 
     def _send(self, now: float) -> None:
         """Let one client of a closed loop send its next request, and the one after it if it is refused."""
-        while self.next < len(self.sent):
+        while self.next < len(self.sent) and now < self.sending_until:
             self.sent[self.next] = now
             self.next += 1
             if self._accept(self.next - 1):
@@ -320,7 +324,13 @@ class Replica:
 
 
 def simulate(
-    engine: EngineModel, requests: Requests, *, timeout_s: float | None = None, times: StepTimes | None = None
+    engine: EngineModel,
+    requests: Requests,
+    *,
+    timeout_s: float | None = None,
+    times: StepTimes | None = None,
+    rank: int = 0,
+    window_s: float | None = None,
 ) -> Outcome:
     """Serve requests on one replica.
 
@@ -330,28 +340,32 @@ def simulate(
     :param timeout_s: a request that takes longer counts as failed (the client gives up; the engine serves it
         on).
     :param times: step times of the same engine, to share between runs.
+    :param rank: the data-parallel rank to simulate.
+    :param window_s: when the clients of a closed loop stop sending; what was not sent by then is left out.
     """
-    requests = thinned(requests, engine.plan.dp)
+    requests = thinned(requests, engine.plan.dp, rank)
     replica = Replica(times or StepTimes(engine), engine, requests)
     last = float(requests.arrival_s[-1]) if len(requests) else 0.0
-    replica.run(give_up_s=last + 86400.0)
-    sent, first, end = (np.array(values) for values in (replica.sent, replica.first, replica.end))
+    replica.run(last + 86400.0, float("inf") if window_s is None else window_s)
+    count = replica.next
+    sent, first, end = (np.array(values[:count]) for values in (replica.sent, replica.first, replica.end))
     overhead = 0.0 if replica.open_loop else engine.constants.request_overhead_s
     e2e = end - sent + overhead
     if timeout_s is not None:
         e2e = np.where(e2e > timeout_s, np.inf, e2e)
     failed = ~np.isfinite(e2e)
     ttft = np.where(failed, np.inf, first - sent + overhead)
-    further = np.maximum(1, requests.osl_tokens - 1)
+    further = np.maximum(1, requests.osl_tokens[:count] - 1)
     tpot = np.where(failed, np.inf, (end - first) / further)
-    tpot = np.where(requests.osl_tokens > 1, tpot, np.nan)
+    tpot = np.where(requests.osl_tokens[:count] > 1, tpot, np.nan)
     finite = end[np.isfinite(end)]
     decoding, context = replica.widest
     return Outcome(
+        sent_s=sent,
         ttft_s=ttft,
         tpot_s=tpot,
         e2e_s=e2e,
-        queued_s=np.nan_to_num(np.array(replica.scheduled) - sent, nan=np.inf),
+        queued_s=np.nan_to_num(np.array(replica.scheduled[:count]) - sent, nan=np.inf),
         end_s=float(finite.max()) if len(finite) else 0.0,
         busy_s=replica.busy,
         preemptions=replica.preemptions,

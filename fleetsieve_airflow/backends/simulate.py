@@ -1,0 +1,220 @@
+"""Simulate: discrete events on operator tables as the measuring device, where no GPU is at hand.
+
+What comes out is judged by the same code as a live run. The device's name is in every point's key, so that
+a simulated number is never taken for a measured one. Options under ``measurement.options``:
+
+- ``tables``: ``roofline`` (default), ``aiconfigurator``, or the path of one's own operator tables;
+- ``constants``: of the engine model, e.g. ``prefill_scale=1.8,step_overhead_s=0.002``;
+- ``run_to_run_cv``: how step times vary from run to run, e.g. ``0.02``, drawn from the point's key;
+- ``timeout_s``: after which a client gives up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fleetsieve_airflow.errors import FleetsieveError, SpecError
+from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
+from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.serving.judge import gates_for, judge, require_enough_requests
+from fleetsieve_airflow.serving.samples import Sample
+from fleetsieve_airflow.serving.trace import TraceRow, window
+
+if TYPE_CHECKING:
+    from fleetsieve_airflow.simulator.arrivals import Requests
+    from fleetsieve_airflow.simulator.engine import Constants, EngineModel
+    from fleetsieve_airflow.simulator.events import Outcome
+    from fleetsieve_airflow.simulator.fleet import FleetEngines
+
+OPTIONS = ("tables", "constants", "run_to_run_cv", "timeout_s")
+
+
+class SimulateBackend:
+    """Measures points by simulating the candidate's replica."""
+
+    def __init__(self) -> None:
+        self._engines: dict[FleetSpec, FleetEngines] = {}
+
+    def check(self, spec: FleetSpec) -> None:
+        """Refuse a spec whose models, GPUs or traces the simulator cannot price, before a campaign starts.
+
+        :raises FleetsieveError: naming what is missing and what exists.
+        """
+        options = dict(spec.measurement.options)
+        if unknown := sorted(set(options) - set(OPTIONS)):
+            raise SpecError(
+                f"measurement.options: the simulate backend knows no {', '.join(unknown)}.",
+                hint=f"It knows {', '.join(OPTIONS)}.",
+            )
+        engines, duration = self._of(spec), spec.measurement.duration_s
+        for workload in spec.workloads:
+            candidates = spec.candidates_of(workload.name)
+            problems = [_problem(engines, workload.name, candidate.config) for candidate in candidates]
+            if candidates and all(problems):
+                raise SpecError(f"workloads.{workload.name}: no candidate can be simulated: {problems[0]}")
+            for candidate in candidates:
+                if candidate.load_kind == "offered_load_rps":
+                    fewest = round(candidate.loads[0] * duration)
+                    require_enough_requests(candidate.label, workload.slo, fewest)
+                    window(workload.trace, rate_rps=candidate.loads[-1], duration_s=duration, seed=0)
+
+    def measure(self, spec: FleetSpec, point: MeasurementPoint) -> Measurement:
+        """Simulate one point.
+
+        A config that cannot run comes back as refused, in the words of the engine model.
+
+        :raises MeasurementError: too few requests for a percentile of the SLO.
+        """
+        from fleetsieve_airflow.simulator.curves import PerfDataError
+
+        engines = self._of(spec)
+        startup = point.gpus * spec.measurement.startup_s
+        try:
+            engine = engines.engine(point.workload, point.config)
+        except PerfDataError as error:
+            return Measurement(point=point, served_rps=0.0, refused=str(error), gpu_seconds_billed=startup)
+        if engine.kv_tokens < 1:
+            reason = f"{engine.shape.name} as {engine.plan.label} leaves no memory for the KV cache."
+            return Measurement(point=point, served_rps=0.0, refused=reason, gpu_seconds_billed=startup)
+        rows, samples = _run(
+            spec, point, _varied(spec, point, engine), engines.copies(point.workload, point.config)
+        )
+        slo = spec.workload(point.workload).slo
+        return judge(
+            point,
+            slo,
+            rows,
+            samples,
+            gates=gates_for(slo),
+            startup_gpu_seconds=startup,
+            versions=(("simulator", engine.database.name), *_flags(engine)),
+        )
+
+    def _of(self, spec: FleetSpec) -> FleetEngines:
+        from fleetsieve_airflow.simulator.fleet import ROOFLINE, FleetEngines
+
+        if spec not in self._engines:
+            tables = spec.measurement.option("tables", ROOFLINE)
+            self._engines[spec] = FleetEngines(spec, tables, _constants(spec))
+        return self._engines[spec]
+
+
+def _problem(engines: FleetEngines, workload: str, config: str) -> str:
+    try:
+        engines.engine(workload, config)
+    except FleetsieveError as error:
+        return str(error)
+    return ""
+
+
+def _constants(spec: FleetSpec) -> Constants:
+    from fleetsieve_airflow.simulator.engine import Constants
+
+    known = {field.name for field in dataclasses.fields(Constants)}
+    given: dict[str, float] = {}
+    for part in filter(None, spec.measurement.option("constants").split(",")):
+        name, _, value = part.partition("=")
+        try:
+            given[name.strip()] = float(value)
+        except ValueError:
+            raise SpecError(f"measurement.options.constants: {part!r} is not name=number.") from None
+    if unknown := sorted(set(given) - known):
+        raise SpecError(
+            f"measurement.options.constants: unknown {', '.join(unknown)}; "
+            f"known: {', '.join(sorted(known))}."
+        )
+    return Constants(**given)
+
+
+def _varied(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> EngineModel:
+    """Return the engine as it happens to run this time: step times vary, drawn from the point's key."""
+    import numpy as np
+
+    spread = float(spec.measurement.option("run_to_run_cv", "0"))
+    if spread <= 0.0:
+        return engine
+    factor = float(np.random.default_rng(int(point.key, 16)).lognormal(-(spread**2) / 2.0, spread))
+    constants = engine.constants
+    return engine.with_constants(
+        dataclasses.replace(
+            constants,
+            prefill_scale=constants.prefill_scale * factor,
+            decode_scale=constants.decode_scale * factor,
+        )
+    )
+
+
+def _run(
+    spec: FleetSpec, point: MeasurementPoint, engine: EngineModel, copies: int
+) -> tuple[list[TraceRow], list[Sample]]:
+    """Return the requests as they were sent, and what became of each."""
+    from fleetsieve_airflow.simulator.arrivals import thinned
+    from fleetsieve_airflow.simulator.events import StepTimes, simulate
+
+    timeout = spec.measurement.option("timeout_s")
+    times, requests = StepTimes(engine), _requests(spec, point, engine)
+    rows: list[TraceRow] = []
+    samples: list[Sample] = []
+    for copy in range(copies):
+        share = thinned(requests, copies, copy)
+        for rank in range(engine.plan.dp):
+            outcome = simulate(
+                engine,
+                share,
+                timeout_s=float(timeout) if timeout else None,
+                times=times,
+                rank=rank,
+                window_s=point.duration_s,
+            )
+            part = thinned(share, engine.plan.dp, rank)
+            _record(outcome, part, rows, samples)
+    return rows, samples
+
+
+def _record(outcome: Outcome, requests: Requests, rows: list[TraceRow], samples: list[Sample]) -> None:
+    for index, sent in enumerate(outcome.sent_s.tolist()):
+        ok = bool(outcome.e2e_s[index] < float("inf"))
+        isl, osl = int(requests.isl_tokens[index]), int(requests.osl_tokens[index])
+        samples.append(
+            Sample(
+                row=len(rows),
+                start_s=sent,
+                ok=ok,
+                ttft_s=float(outcome.ttft_s[index]) if ok else None,
+                e2e_s=float(outcome.e2e_s[index]) if ok else None,
+                input_tokens=isl,
+                output_tokens=osl,
+                error="" if ok else "timed out or did not fit into the KV cache",
+            )
+        )
+        rows.append(TraceRow(arrival_s=sent, input_tokens=isl, output_tokens=osl))
+
+
+def _requests(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> Requests:
+    import numpy as np
+
+    from fleetsieve_airflow.simulator.arrivals import Requests
+
+    closed = point.load_kind == "concurrency"
+    rate = _fastest_rps(spec, point, engine) if closed else point.load
+    trace = spec.workload(point.workload).trace
+    rows = window(trace, rate_rps=rate, duration_s=point.duration_s, seed=point.seed)
+    arrivals = np.array([0.0 if closed else row.arrival_s for row in rows])
+    return Requests(
+        arrivals,
+        np.array([row.input_tokens for row in rows]),
+        np.array([row.output_tokens for row in rows]),
+        round(point.load) if closed else None,
+    )
+
+
+def _fastest_rps(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> float:
+    """Return a rate that clients of a closed loop cannot exceed: twice that of requests each alone."""
+    trace = spec.workload(point.workload).trace
+    alone = (trace.osl_mean_tokens or 64.0) * float(engine.decode_s(1.0, 0.0)) / engine.tokens_per_step
+    return 2.0 * point.load / max(alone, 0.02)
+
+
+def _flags(engine: EngineModel) -> tuple[tuple[str, str], ...]:
+    return (("beyond_tables", "; ".join(engine.beyond)),) if engine.beyond else ()
