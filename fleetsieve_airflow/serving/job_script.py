@@ -49,7 +49,7 @@ def script(record: JobRecord) -> str:
 
 
 def sbatch_options(record: JobRecord, *, exclude: str = "") -> tuple[str, ...]:
-    """Return a job's sbatch options as an argument list, without its output and its folder.
+    """Return a job's sbatch options as an argument list, without its name, output and folder.
 
     A measured run has its node for itself by default, is never requeued (two copies would write one
     evidence), inherits nothing from the submitting shell, and always says its time and memory.
@@ -59,7 +59,6 @@ def sbatch_options(record: JobRecord, *, exclude: str = "") -> tuple[str, ...]:
     options = record.options
     excluded = ",".join(part for part in (options.exclude, exclude) if part)
     pairs = {
-        "--job-name": record.name,
         "--nodes": "1",
         "--ntasks": "1",
         "--time": str(slurm_minutes(record.time_limit_s)),

@@ -20,4 +20,4 @@ while :; do
 done
 finish "$rc"
 
-# sbatch --job-name=fleetsieve-0123456789abcdef-0 --nodes=1 --ntasks=1 --time=44 --mem=0 --gres=gpu:2 --export=NONE --dependency=singleton --no-requeue --exclusive
+# sbatch --nodes=1 --ntasks=1 --time=44 --mem=0 --gres=gpu:2 --export=NONE --dependency=singleton --no-requeue --exclusive

@@ -23,4 +23,4 @@ while :; do
 done
 finish "$rc"
 
-# sbatch --job-name=fleetsieve-0123456789abcdef-0 --nodes=1 --ntasks=1 --time=44 --mem=64G --cpus-per-task=16 --gres=gpu:h100:2 --partition=gpu --account=bench --qos=high '--constraint=h100&nvlink' --reservation=friday --export=NONE --dependency=singleton --no-requeue --exclusive --nice=100 '--comment=two words'
+# sbatch --nodes=1 --ntasks=1 --time=44 --mem=64G --cpus-per-task=16 --gres=gpu:h100:2 --partition=gpu --account=bench --qos=high '--constraint=h100&nvlink' --reservation=friday --export=NONE --dependency=singleton --no-requeue --exclusive --nice=100 '--comment=two words'
