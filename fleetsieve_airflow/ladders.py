@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from fleetsieve_airflow.feasibility import most_replicas
 from fleetsieve_airflow.records import EngineConfig, LoadKind, Pool, Workload
@@ -28,17 +29,16 @@ def listed_loads(
     if length > LONGEST_LADDER:
         return f"makes {length} loads for {config.label}, at most {LONGEST_LADDER} are allowed"
     if section.kind == "concurrency":
-        return tuple(concurrency_ladder(lowest, highest, resolution))
+        return concurrency_ladder(lowest, highest, resolution)
     fitting = most_replicas(config, pool)
     most = fitting if workload.max_replicas is None else min(fitting, workload.max_replicas)
-    return tuple(
-        rate_ladder(lowest, highest, resolution, workload.demand_rps * decision.required_fulfilment, most)
-    )
+    return rate_ladder(lowest, highest, resolution, workload.demand_rps * decision.required_fulfilment, most)
 
 
+@lru_cache(maxsize=1024)
 def rate_ladder(
     lowest: float, highest: float, resolution: float, needed_rps: float, most_replicas: int
-) -> list[float]:
+) -> tuple[float, ...]:
     """Return request rates from ``lowest`` to ``highest`` in relative steps, the decision's own among them.
 
     A plan of n replicas serves ``needed_rps`` only when one replica carries ``needed_rps / n``: those are the
@@ -58,12 +58,14 @@ def rate_ladder(
         for load in _steps(lowest, highest, resolution)
         if not any(load / near < rung < load * near for rung in decisive)
     ]
-    return sorted({lowest, highest, *decisive, *steps})
+    return tuple(sorted({lowest, highest, *decisive, *steps}))
 
 
-def concurrency_ladder(lowest: float, highest: float, resolution: float) -> list[float]:
+def concurrency_ladder(lowest: float, highest: float, resolution: float) -> tuple[float, ...]:
     """Return whole numbers of requests in flight from ``lowest`` to ``highest`` in relative steps."""
-    return sorted({lowest, highest, *(float(round(load)) for load in _steps(lowest, highest, resolution))})
+    return tuple(
+        sorted({lowest, highest, *(float(round(load)) for load in _steps(lowest, highest, resolution))})
+    )
 
 
 def ladder_length(lowest: float, highest: float, resolution: float) -> int:

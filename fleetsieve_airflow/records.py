@@ -8,6 +8,7 @@ in :mod:`.evidence`; how records become JSON is in :mod:`.serialization`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -302,7 +303,7 @@ class FleetSpec:
             ("workload", [workload.name for workload in self.workloads]),
             ("candidate", [candidate.label for candidate in self.candidates]),
         ):
-            doubles = sorted({name for name in names if names.count(name) > 1})
+            doubles = sorted(name for name, times in Counter(names).items() if times > 1)
             if doubles:
                 raise RecordError(f"Duplicate {what} name: {', '.join(doubles)}.")
 

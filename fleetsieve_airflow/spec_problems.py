@@ -50,16 +50,17 @@ class Problems:
     def __init__(self, file: str = "", lines: Mapping[KeyPath, int] | None = None) -> None:
         self._file = file
         self._lines = lines or {}
-        self._texts: list[str] = []
+        self._texts: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._texts)
 
     def add(self, path: KeyPath, must: str, remedy: str = "") -> None:
         """Add one problem; ``must`` completes the sentence "this key ..."."""
-        text = f"{path_text(path)}{self._where(path)}: {must}. {remedy}".rstrip()
-        if text not in self._texts:
-            self._texts.append(text)
+        line = self._line(path)
+        place = " ".join(filter(None, [self._file, f"line {line}" if line and self._file else ""]))
+        where = f" ({place})" if place else ""
+        self._texts[f"{path_text(path)}{where}: {must}. {remedy}".rstrip()] = line
 
     def add_value(self, path: KeyPath, must: str, value: Any, remedy: str = "") -> None:
         """Add one problem of a value."""
@@ -70,7 +71,7 @@ class Problems:
         names = list(known)
         near = difflib.get_close_matches(str(name), names, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Use one of these, or add the {what}."
-        self.add_value(path, f"must be the name of a {what} ({', '.join(names)})", name, remedy)
+        self.add_value(path, f"must be a known {what} ({', '.join(names)})", name, remedy)
 
     def add_validation(self, error: ValidationError, model: type[BaseModel]) -> None:
         """Add everything that pydantic found."""
@@ -80,10 +81,10 @@ class Problems:
     def raise_any(self) -> None:
         """Raise what was collected.
 
-        :raises SpecError: one line per problem.
+        :raises SpecError: one line per problem, in the order of the file.
         """
         if self._texts:
-            raise SpecError("\n".join(self._texts))
+            raise SpecError("\n".join(sorted(self._texts, key=lambda text: self._texts[text])))
 
     def _add_detail(self, detail: ErrorDetails, model: type[BaseModel]) -> None:
         is_key = detail["loc"][-1:] == ("[key]",)
@@ -110,12 +111,10 @@ class Problems:
         else:
             self.add_value(path, _must_be(kind, context, detail["msg"]), value, remedy)
 
-    def _where(self, path: KeyPath) -> str:
+    def _line(self, path: KeyPath) -> int:
+        """Return the line of a key, or of the nearest one around a key that is missing; 0: not known."""
         known = (self._lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._lines)
-        line = next(known, None)
-        if not self._file:
-            return ""
-        return f" ({self._file})" if line is None else f" ({self._file} line {line})"
+        return next(known, 0)
 
 
 def path_text(path: KeyPath) -> str:

@@ -323,6 +323,10 @@ class DecisionSection(Section):
     run_to_run_cv: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
         default=0.0, description="Give the relative spread between runs, e.g. 0.02."
     )
+    closed_loop_slack: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
+        default=0.1,
+        description="Give the relative spread of served rates between closed-loop runs, e.g. 0.1.",
+    )
     certify_on: Sources = Field(
         default=["measured", "monotone", "closed_loop"],
         description="List sources, e.g. [measured, monotone].",

@@ -319,7 +319,7 @@ class TestABadFile:
             (
                 "workloads.chat.model",
                 "bass",
-                "must be the name of a model (base), got 'bass'. Did you mean base?",
+                "must be a known model (base), got 'bass'. Did you mean base?",
             ),
             ("workloads.chat.engine_configs", [], "must not be empty"),
             ("workloads.chat.engine_configs", ["TP2", "TP2"], "must name each entry once, but repeats TP2"),
@@ -336,7 +336,7 @@ class TestABadFile:
             ),
             ("pools.h100", "16", "must be a mapping, got '16'"),
             ("pools", {}, "must not be empty"),
-            ("engine_configs.TP4.pool", "h200", "must be the name of a pool (h100), got 'h200'"),
+            ("engine_configs.TP4.pool", "h200", "must be a known pool (h100), got 'h200'"),
             ("engine_configs.TP4.tensor_parallel", 0, "must be at least 1, got 0"),
             ("engine_configs.TP4.expert_parallel", "yes", "must be true or false, got 'yes'"),
             ("engine_configs.TP4.engine_args.seed", math.nan, "must be finite, got nan"),
@@ -507,6 +507,14 @@ class TestABadYamlFile:
             "Keep one, or give the second another name."
         ]
 
+    def test_problems_are_listed_in_the_order_of_the_file(self, tmp_path: Path) -> None:
+        text = PAPER_FLEET.read_text().replace("tolerance: 0.01", "tolerance: -1")
+        text = text.replace("    gpus: 16 ", "    gpus: 0 ").replace(
+            "  code:\n    model", "  chat:\n    model"
+        )
+        starts = [line.partition(" ")[0] for line in self.load(tmp_path, text)]
+        assert starts == ["pools.h100.gpus", "workloads.chat", "decision.tolerance"]
+
     def test_text_that_is_no_yaml_is_refused_with_its_line(self, tmp_path: Path) -> None:
         (line, *_) = self.load(tmp_path, "fleet: a\npools: {h100: [\n")
         assert line.startswith("fleet.yaml, line 3")
@@ -515,7 +523,9 @@ class TestABadYamlFile:
     def test_a_missing_key_points_at_the_mapping_that_lacks_it(self, tmp_path: Path) -> None:
         text = "fleet: a\npools:\n  h100: {gpu: H100, gpus: 8}\n"
         lines = self.load(tmp_path, text)
-        assert lines[0].startswith("pools.h100.gpus_per_node (fleet.yaml line 3): is missing.")
+        assert any(
+            line.startswith("pools.h100.gpus_per_node (fleet.yaml line 3): is missing.") for line in lines
+        )
 
     @pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n"])
     def test_an_empty_file_or_a_list_is_refused(self, tmp_path: Path, text: str) -> None:
