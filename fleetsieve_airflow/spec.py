@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleetsieve_airflow.backends.grid import PACKAGE_PREFIX, Grid, read_grid
-from fleetsieve_airflow.errors import RecordError, SpecError
 from fleetsieve_airflow.feasibility import exclusion_reason
 from fleetsieve_airflow.ladders import listed_loads
 from fleetsieve_airflow.records import (
@@ -31,9 +30,8 @@ from fleetsieve_airflow.records import (
     Slo,
     Workload,
 )
-from fleetsieve_airflow.serialization import sha256
 from fleetsieve_airflow.spec_checks import check_candidates, check_references
-from fleetsieve_airflow.spec_files import read_model, read_trace
+from fleetsieve_airflow.spec_files import read_model, read_trace, simulated_device
 from fleetsieve_airflow.spec_problems import Problems
 from fleetsieve_airflow.spec_schema import DecisionSection, FleetFile, MeasurementSection, SloSection
 from fleetsieve_airflow.spec_yaml import read_yaml
@@ -130,20 +128,17 @@ class _Builder:
             if (candidate := self._candidate(workload, label))
         )
         problems.raise_any()
-        try:
-            spec = FleetSpec(
-                fleet=file.fleet,
-                pools=tuple(self._pools.values()),
-                models=tuple(self._models.values()),
-                configs=tuple(self._configs.values()),
-                workloads=workloads,
-                candidates=candidates,
-                decision=_decision(file.decision),
-                measurement=measurement,
-                budget=Budget(**file.budget.model_dump()),
-            )
-        except RecordError as error:
-            raise SpecError(error.message, hint=error.hint) from error
+        spec = FleetSpec(
+            fleet=file.fleet,
+            pools=tuple(self._pools.values()),
+            models=tuple(self._models.values()),
+            configs=tuple(self._configs.values()),
+            workloads=workloads,
+            candidates=candidates,
+            decision=_decision(file.decision),
+            measurement=measurement,
+            budget=Budget(**file.budget.model_dump()),
+        )
         check_candidates(spec, problems)
         problems.raise_any()
         return spec
@@ -166,7 +161,7 @@ class _Builder:
                 place, "is read by replay only", section.grid, "Remove it, or set backend: replay."
             )
         if section.backend == "simulate":
-            device = f"simulate:{sha256(sorted(options.items()))[:16]}"
+            device = simulated_device(options, self._base_dir)
         return MeasurementSettings(
             device=device,
             options=tuple(sorted(options.items())),

@@ -1,4 +1,4 @@
-"""Files that a fleet file refers to, read for what identifies and limits: traces, model configurations."""
+"""Files that a fleet file refers to, read for what identifies and limits: traces, tables, models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleetsieve_airflow import __version__
 from fleetsieve_airflow.records import Model, Trace
+from fleetsieve_airflow.serialization import sha256
 from fleetsieve_airflow.spec_problems import Problems
 from fleetsieve_airflow.spec_schema import ModelSection, TraceSection
 
@@ -40,6 +42,18 @@ def read_model(name: str, section: ModelSection, base_dir: Path, problems: Probl
         weights_gib=section.weights_gib,
         **heads,
     )
+
+
+def simulated_device(options: dict[str, str], base_dir: Path) -> str:
+    """Name the device that simulates: another release, other options or other tables are another device.
+
+    A path of own tables becomes absolute in ``options``.
+    """
+    tables, content = base_dir / options.get("tables", ""), ""
+    if tables.is_file():
+        options["tables"], content = str(tables), hashlib.sha256(tables.read_bytes()).hexdigest()
+    named = {name: text for name, text in options.items() if not (name == "tables" and content)}
+    return f"simulate:{sha256([__version__, named, content])[:16]}"
 
 
 def read_trace(workload: str, section: TraceSection, base_dir: Path, problems: Problems) -> Trace:

@@ -465,12 +465,19 @@ class TestABadFile:
         assert "must be the file's SHA-256" in line
 
     def test_a_grid_is_for_replay_only(self) -> None:
-        data = fleet("measurement.backend", "slurm")
+        data = fleet("measurement.backend", "simulate")
         data["workloads"]["chat"]["loads"] = {"offered_load_rps": [2]}
         (line,) = errors_of(data)
-        assert line.startswith(
-            ("measurement.grid: is read by replay only", "measurement.backend: must be one of")
-        )
+        assert line.startswith("measurement.grid: is read by replay only, got 'package:paper_grid.csv'")
+
+    def test_only_replay_can_do_without_loads(self) -> None:
+        (line,) = errors_of(fleet("measurement", {"backend": "simulate"}))
+        assert line.startswith("workloads.chat.loads: is missing. Give loads, e.g. {offered_load_rps: [2")
+
+    def test_other_loads_for_a_config_that_the_workload_does_not_use_are_refused(self) -> None:
+        data = fleet("workloads.chat.loads_by_config", {"TP44": {"offered_load_rps": [2]}})
+        (line,) = errors_of(data)
+        assert line.startswith("workloads.chat.loads_by_config.TP44: must be a known engine config")
 
     def test_a_grid_that_is_not_there_is_named(self) -> None:
         with pytest.raises(GridError, match=r"nowhere\.csv: no such grid file"):
