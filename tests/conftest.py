@@ -1,4 +1,4 @@
-"""An Airflow of the test session's own: set up before anything imports airflow, which reads its settings once."""
+"""An Airflow of the session's own, set up before anything imports airflow: it reads its settings once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _HOME = Path(tempfile.mkdtemp(prefix="fleetsieve-tests-"))
@@ -23,6 +24,10 @@ os.environ.update(
     AIRFLOW__USAGE_DATA_COLLECTION__ENABLED="False",
     MLFLOW_DISABLE_TELEMETRY="true",
 )
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("fleetsieve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fleetsieve")
 
 
 @pytest.fixture(scope="session")
