@@ -1,0 +1,1 @@
+"""Waiting without holding a worker: hooks only, no decisions."""
