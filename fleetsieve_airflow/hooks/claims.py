@@ -1,0 +1,278 @@
+"""Who may measure a point: at most one campaign at a time, although MLflow has no unique keys and no locks.
+
+A claimer first writes (its run, RUNNING, with a lease), then looks. Whoever looks and sees no other living
+lease has won. Of two claimers the one that wrote later must see the other's lease, because MLflow's stores
+read their own writes in order; so never do both win. Whoever sees another gives way, except that among
+claimers none of which has won the smallest run id waits for the others to go, so one of them does win.
+
+Only the lease says whether a claim lives, never the run's status alone: a claimer that takes over an expired
+claim ends that run, then looks again. If the owner renewed in between, the lease is alive again and the
+newcomer gives way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fleetsieve_airflow.errors import TrackingError
+from fleetsieve_airflow.evidence import MeasurementPoint
+from fleetsieve_airflow.hooks.mlflow_client import TrackingClient
+from fleetsieve_airflow.hooks.mlflow_refs import CampaignRef, Claim
+from fleetsieve_airflow.reporting import layout
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+#: A claim that has not won yet must be won, or is forgotten, within this time.
+PENDING_LEASE_S = 60.0
+#: How far the clocks of two workers may be apart.
+CLOCK_SKEW_S = 5.0
+_LOOKS = 12
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_STARTS = 5
+_PENDING, _HELD, _LOST = "pending", "held", "lost"
+_ENDED_FOR_GOOD = ("FINISHED", "FAILED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """A campaign's wish to measure a point.
+
+    :param lease_s: how long the claim lives without being renewed.
+    :param tags: facts to be kept with the run from its beginning.
+    """
+
+    point: MeasurementPoint
+    campaign: CampaignRef
+    round: int
+    lease_s: float
+    tags: Mapping[str, str]
+
+    @property
+    def owner(self) -> str:
+        """Who may continue this claim after a crash."""
+        return layout.owner_id(self.campaign.key, self.point.key)
+
+    @property
+    def words(self) -> str:
+        """The claim for logs and errors."""
+        return f"claim {self.point.label}"
+
+
+class ClaimDesk:
+    """Claims points for campaigns.
+
+    :param clock: seconds since 1970; leases of other workers are read by it.
+    :param sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self, client: TrackingClient, *, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._sleep = sleep
+
+    def claim(self, request: ClaimRequest) -> Claim:
+        """Find the point measured, or claim it, or learn that another campaign measures it.
+
+        :raises TrackingError: MLflow does not answer, or the claim was taken over again and again.
+        """
+        for _ in range(_STARTS):
+            runs = self._runs(request)
+            if done := usable_result(runs, request.campaign):
+                return self._finished(request, done)
+            mine = next((run for run in runs if self._continues(request, run)), None)
+            if mine is None and (rival := self._held_by_another(request, runs)):
+                return Claim(state="theirs", run_id=rival)
+            run_id = self._renew(request, mine) if mine else self._create(request)
+            if claim := self._contend(request, run_id):
+                return claim
+        raise TrackingError(
+            f"Point {request.point.label} was claimed and taken over {_STARTS} times in a row.",
+            hint="Compare the clocks of the workers: leases are read by them.",
+        )
+
+    def _contend(self, request: ClaimRequest, run_id: str) -> Claim | None:
+        """Look until the claim is won or lost; None where another ended the run and all begins anew."""
+        rival = ""
+        for look in range(_LOOKS):
+            runs = self._runs(request)
+            if done := usable_result(runs, request.campaign):
+                self._withdraw(request, run_id)
+                return self._finished(request, done)
+            mine = next((run for run in runs if run.info.run_id == run_id), None)
+            if mine is None or mine.info.status != "RUNNING":
+                return None
+            rivals = [run for run in runs if run is not mine and self._alive(run)]
+            if not rivals:
+                if not self._lasts(mine):
+                    self._renew(request, mine)
+                elif expired := self._expired(runs, run_id):
+                    self._end_expired(request, expired)
+                else:
+                    return self._hold(request, run_id)
+                continue
+            won = [run.info.run_id for run in rivals if _tag(run, layout.TAG_CLAIM) == _HELD]
+            rival = min(won or [run.info.run_id for run in rivals])
+            if won or rival < run_id:
+                break
+            self._sleep(min(_LONGEST_WAIT_S, _SHORTEST_WAIT_S * 2**look) * random.uniform(0.5, 1.0))  # noqa: S311
+        if not rival:
+            return None
+        self._withdraw(request, run_id)
+        return Claim(state="theirs", run_id=rival)
+
+    def _runs(self, request: ClaimRequest) -> list[Run]:
+        experiment_id = request.campaign.measurements_id
+        return self._client.call(
+            request.words, lambda client: runs_of(client, experiment_id, request.point.key)
+        )
+
+    def _create(self, request: ClaimRequest) -> str:
+        tags = dict(request.tags) | {
+            layout.TAG_KEY: request.point.key,
+            layout.TAG_OWNER: request.owner,
+            layout.TAG_CAMPAIGN: request.campaign.key,
+            layout.TAG_ROUND: str(request.round),
+        }
+
+        def create(client: MlflowClient) -> str:
+            made = client.create_run(
+                request.campaign.measurements_id,
+                tags=tags | self._lease(_PENDING, PENDING_LEASE_S),
+                run_name=request.point.label,
+            )
+            return str(made.info.run_id)
+
+        def find_or_create(client: MlflowClient) -> str:
+            # A second run of ours would be a rival of the first.
+            runs = runs_of(client, request.campaign.measurements_id, request.point.key)
+            mine = next((run for run in runs if self._continues(request, run)), None)
+            return str(mine.info.run_id) if mine else create(client)
+
+        return self._client.call(request.words, create, again=find_or_create)
+
+    def _renew(self, request: ClaimRequest, run: Run) -> str:
+        run_id = str(run.info.run_id)
+        state = _tag(run, layout.TAG_CLAIM)
+        lease_s = max(PENDING_LEASE_S, request.lease_s) if state == _HELD else PENDING_LEASE_S
+        self._client.call(request.words, lambda client: set_tags(client, run_id, self._lease(state, lease_s)))
+        return run_id
+
+    def _hold(self, request: ClaimRequest, run_id: str) -> Claim | None:
+        def hold(client: MlflowClient) -> bool:
+            set_tags(client, run_id, self._lease(_HELD, request.lease_s))
+            # Whoever took the claim over while this call waited for the server has ended the run.
+            return str(client.get_run(run_id).info.status) == "RUNNING"
+
+        if self._client.call(request.words, hold):
+            return Claim(state="ours", run_id=run_id)
+        self._withdraw(request, run_id)
+        return None
+
+    def _withdraw(self, request: ClaimRequest, run_id: str) -> None:
+        """End our own run and take it out of the lists: it measured nothing."""
+
+        def withdraw(client: MlflowClient) -> None:
+            lost = {layout.TAG_KIND: layout.KIND_CLAIM_LOST, **self.released()}
+            set_tags(client, run_id, lost)
+            client.set_terminated(run_id, "KILLED")
+            client.delete_run(run_id)
+
+        self._client.call(request.words, withdraw)
+
+    def _end_expired(self, request: ClaimRequest, run_ids: list[str]) -> None:
+        def end(client: MlflowClient) -> None:
+            for run_id in run_ids:
+                client.set_terminated(run_id, "KILLED")
+
+        self._client.call(request.words, end)
+
+    def _finished(self, request: ClaimRequest, run: Run) -> Claim:
+        """Note at the measurement in which round this campaign came to know it: evidence is ordered by it."""
+        run_id, name = str(run.info.run_id), layout.TAG_REUSED_PREFIX + request.campaign.key
+        known = _tag(run, layout.TAG_CAMPAIGN) == request.campaign.key or name in run.data.tags
+        if not known and run.info.end_time > request.campaign.started_ms:
+            self._client.call(request.words, lambda client: client.set_tag(run_id, name, str(request.round)))
+        return Claim(state="finished", run_id=run_id)
+
+    def _held_by_another(self, request: ClaimRequest, runs: list[Run]) -> str:
+        """Return the run of a claim that is won and alive: no need to contend."""
+        held = [run for run in runs if self._alive(run) and _tag(run, layout.TAG_CLAIM) == _HELD]
+        return next(
+            (str(run.info.run_id) for run in held if _tag(run, layout.TAG_OWNER) != request.owner), ""
+        )
+
+    def _continues(self, request: ClaimRequest, run: Run) -> bool:
+        return run.info.status == "RUNNING" and _tag(run, layout.TAG_OWNER) == request.owner
+
+    def _alive(self, run: Run) -> bool:
+        if run.info.status in _ENDED_FOR_GOOD or _tag(run, layout.TAG_CLAIM) not in (_PENDING, _HELD):
+            return False
+        return lease_until(run) > self._clock() - CLOCK_SKEW_S
+
+    def _lasts(self, run: Run) -> bool:
+        return lease_until(run) > self._clock() + PENDING_LEASE_S / 2
+
+    def _expired(self, runs: list[Run], own_run_id: str) -> list[str]:
+        left = [run for run in runs if run.info.status == "RUNNING" and not self._alive(run)]
+        return [str(run.info.run_id) for run in left if run.info.run_id != own_run_id]
+
+    def _lease(self, state: str, seconds: float) -> dict[str, str]:
+        return {
+            layout.TAG_CLAIM: state,
+            layout.TAG_LEASE_UNTIL: f"{self._clock() + seconds:.3f}",
+        }
+
+    def released(self) -> dict[str, str]:
+        """Return the tags of a claim that is given up."""
+        return self._lease(_LOST, -CLOCK_SKEW_S)
+
+    def held(self, lease_s: float) -> dict[str, str]:
+        """Return the tags of a claim that is won and lives for ``lease_s`` from now."""
+        return self._lease(_HELD, lease_s)
+
+
+def runs_of(client: MlflowClient, experiment_id: str, key: str) -> list[Run]:
+    """Return all runs of a point, in any state but deleted, oldest first."""
+    found = client.search_runs(
+        [experiment_id], f"tags.`{layout.TAG_KEY}` = '{key}'", max_results=1000, order_by=["start_time ASC"]
+    )
+    return list(found)
+
+
+def usable_result(runs: list[Run], campaign: CampaignRef) -> Run | None:
+    """Return the run that measured the point for a campaign: the first that ended and is young enough."""
+    done = [run for run in runs if run.info.status == "FINISHED" and is_usable(run, campaign)]
+    return min(done, key=lambda run: (run.info.end_time, run.info.run_id), default=None)
+
+
+def is_usable(run: Run, campaign: CampaignRef) -> bool:
+    """Return whether a finished measurement is young enough for a campaign, or its own."""
+    if campaign.reuse_max_age_s is None or _tag(run, layout.TAG_CAMPAIGN) == campaign.key:
+        return True
+    return bool(run.info.end_time >= campaign.started_ms - 1000 * campaign.reuse_max_age_s)
+
+
+def lease_until(run: Run) -> float:
+    """Return when a run's lease ends, seconds since 1970; a run without one has none."""
+    try:
+        return float(_tag(run, layout.TAG_LEASE_UNTIL))
+    except ValueError:
+        return 0.0
+
+
+def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    """Set several tags of a run in one request."""
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def _tag(run: Run, name: str) -> str:
+    return str(run.data.tags.get(name, ""))

@@ -1,0 +1,1 @@
+"""What people see of a campaign: MLflow names and tables, charts, the report. No Airflow, MLflow or I/O."""
