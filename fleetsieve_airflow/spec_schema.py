@@ -273,7 +273,7 @@ class MeasurementSection(Section):
     )
     repeats: Count = Field(default=3, description="Give how often one load may be measured, e.g. 3.")
     failed_attempts: Count = Field(default=3, description="Give after how many failures a point is given up.")
-    seed: int = Field(default=0, ge=0, description="Give a whole number, e.g. 0.")
+    seed: int = Field(default=0, ge=0, le=2**31, description="Give a whole number, e.g. 0.")
     reuse_max_age: Age | None = Field(
         default=None, description="Write for example 30d, or leave it out to reuse without limit."
     )

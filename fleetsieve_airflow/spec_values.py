@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,7 @@ def _ladder(value: Any) -> Any:
     if value == "auto":
         return value
     numbers = isinstance(value, list) and all(
-        isinstance(load, (int, float)) and not isinstance(load, bool) and math.isfinite(load) and load > 0
+        isinstance(load, (int, float)) and not isinstance(load, bool) and 0 < load <= sys.float_info.max
         for load in value
     )
     if not numbers or not value:

@@ -196,6 +196,8 @@ class TestLadders:
             ({"offered_load_rps": []}, "list of finite numbers above 0"),
             ({"offered_load_rps": [0, 2]}, "list of finite numbers above 0"),
             ({"offered_load_rps": [1, math.nan]}, "list of finite numbers above 0"),
+            ({"offered_load_rps": [10**400]}, "list of finite numbers above 0"),
+            ({"offered_load_rps": ["2"]}, "list of finite numbers above 0"),
             ({"offered_load_rps": [1, math.inf]}, "list of finite numbers above 0"),
             ({"offered_load_rps": "automatic"}, "list of finite numbers above 0, or auto"),
             ({"concurrency": [1.5, 2]}, "whole numbers of requests in flight"),
