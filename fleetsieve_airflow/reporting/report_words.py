@@ -1,0 +1,220 @@
+"""What records say, in words and numbers for people: the one spelling of charts, tables and verdicts.
+
+Plain text, not yet escaped. Imports records, evidence and the pieces of :mod:`.charts_svg`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, MeasurementPoint, Plan
+from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Slo, Source, Workload
+from fleetsieve_airflow.reporting.charts_svg import count, number, percent
+
+#: How much may be missing from a required fulfilment before it is not reached: far below what is ever shown.
+EXACT: Final = 1e-9
+
+SOURCE_WORDS: Final[dict[Source, str]] = {
+    "measured": "measured",
+    "monotone": "implied by another load",
+    "closed_loop": "implied by another concurrency",
+    "interpolated": "interpolated between measured loads",
+    "interior_peak": "assumed: capacity per GPU has a single peak over the degrees",
+    "simulator": "simulated and calibrated on this campaign",
+    "earlier_release": "known of the earlier release, widened",
+    "ladder": "end of the ladder: no higher load is operated",
+    "none": "nothing known yet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundsSeries:
+    """The objective of both plans by round, with what had been spent: the data of a bounds-by-round picture.
+
+    ``limit`` is the required fulfilment, or the GPUs that may be used.
+    """
+
+    rounds: tuple[int, ...]
+    conservative: tuple[float, ...]
+    optimistic: tuple[float, ...]
+    spent: tuple[float, ...]
+    limit: float
+    limit_name: str
+    title: str
+    decided: bool
+
+    @property
+    def last(self) -> int:
+        """Index of the latest round."""
+        return len(self.rounds) - 1
+
+
+def latest_of_each_round(rounds: Sequence[Decision]) -> tuple[Decision, ...]:
+    """Return one decision per round, ascending; a round carried out twice counts as it came out last."""
+    by_round = {decision.round: decision for decision in rounds}
+    return tuple(by_round[number] for number in sorted(by_round))
+
+
+def bounds_series(spec: FleetSpec, rounds: Sequence[Decision]) -> BoundsSeries:
+    """Read what a bounds-by-round picture shows out of a campaign's decisions."""
+    rows = latest_of_each_round(rounds)
+    fewest = counts_gpus(spec)
+    return BoundsSeries(
+        rounds=tuple(row.round for row in rows),
+        conservative=tuple(objective_value(spec, row.conservative) for row in rows),
+        optimistic=tuple(objective_value(spec, row.optimistic) for row in rows),
+        spent=tuple(row.spend.gpu_seconds_window for row in rows),
+        limit=float(usable_gpus(spec)) if fewest else spec.decision.required_fulfilment,
+        limit_name="GPUs in the pool" if fewest else "required",
+        title=objective_title(spec),
+        decided=bool(rows) and rows[-1].state in ("certified_feasible", "certified_infeasible"),
+    )
+
+
+def objective_title(spec: FleetSpec) -> str:
+    """Name what the objective counts."""
+    return "GPUs needed" if counts_gpus(spec) else "Fulfilment of the worst-served workload"
+
+
+def counts_gpus(spec: FleetSpec) -> bool:
+    """Whether the objective is a number of GPUs rather than a share of demand."""
+    return spec.decision.objective == "fewest_gpus"
+
+
+def usable_gpus(spec: FleetSpec) -> int:
+    """GPUs that a plan may use, over all pools."""
+    return sum(pool.usable_gpus for pool in spec.pools)
+
+
+def objective_value(spec: FleetSpec, plan: Plan) -> float:
+    """Return what a plan reaches, in the objective's unit: least fulfilment, or GPUs.
+
+    A plan that needs more GPUs than there are counts as one GPU more than that: how many more is not known.
+    """
+    if not counts_gpus(spec):
+        return plan.min_fulfilment
+    return float(plan.gpus if reaches_required(spec, plan) else usable_gpus(spec) + 1)
+
+
+def objective_text(spec: FleetSpec, value: float) -> str:
+    """Write a value, gap or regret in the objective's unit: ``93.9 %`` or ``34 GPUs``."""
+    return f"{number(value)} {'GPU' if value == 1 else 'GPUs'}" if counts_gpus(spec) else percent(value)
+
+
+def plan_value_text(spec: FleetSpec, value: float) -> str:
+    """Write what a plan reaches: ``93.9 %``, ``34 GPUs``, ``more than 64 GPUs`` if the pool is too small."""
+    pool = usable_gpus(spec)
+    return f"more than {pool:,} GPUs" if counts_gpus(spec) and value > pool else objective_text(spec, value)
+
+
+def loss_text(spec: FleetSpec, decision: Decision, loss: float) -> str:
+    """Write a gap or regret; ``open`` while GPUs are counted and no plan is sure to serve the demand."""
+    if counts_gpus(spec) and not reaches_required(spec, decision.conservative):
+        return "open"
+    return objective_text(spec, loss)
+
+
+def reaches_required(spec: FleetSpec, plan: Plan) -> bool:
+    """Whether a plan serves every workload to the required fulfilment at the capacities it counts with."""
+    return plan.min_fulfilment >= spec.decision.required_fulfilment - EXACT
+
+
+def slo_texts(slo: Slo) -> list[str]:
+    """Write each limit of an SLO in words: ``success >= 99 %``, ``TTFT p99 <= 2 s``."""
+    parts = [] if slo.success_rate is None else [f"success \u2265 {percent(slo.success_rate)}"]
+    parts += [
+        f"{limit.metric.upper()} p{limit.percentile} \u2264 {seconds(limit.limit_s)}" for limit in slo.limits
+    ]
+    return parts
+
+
+def seconds(value: float) -> str:
+    """Write a duration in seconds, below a tenth in milliseconds: ``30 s``, ``50 ms``."""
+    return f"{number(value)} s" if value >= 0.1 else f"{number(1000 * value)} ms"  # noqa: PLR2004
+
+
+def percentile_text(name: str) -> str:
+    """Write the name of a latency percentile as people do: ``ttft_p99_s`` is ``TTFT p99``."""
+    metric, percentile, _ = name.split("_")
+    return f"{metric.upper()} {percentile}"
+
+
+def load_text(kind: LoadKind, load: float) -> str:
+    """Write a load with its unit: ``6.6 req/s`` or ``32 users``."""
+    return f"{load:g} {load_unit(kind)}"
+
+
+def load_unit(kind: LoadKind) -> str:
+    """Return the unit of a ladder's loads."""
+    return "req/s" if kind == "offered_load_rps" else "users"
+
+
+def point_text(point: MeasurementPoint) -> str:
+    """Write a point without its seed: ``chat TP4 6.6 req/s``."""
+    return f"{point.workload} {point.config} {load_text(point.load_kind, point.load)}"
+
+
+def interval_text(interval: CapacityInterval) -> str:
+    """Write a capacity interval in req/s: ``[4.4, 6.6]``, ``6.6`` where both ends are one, ``[4.4, ...)``."""
+    lower, upper = interval.lower.value_rps, interval.upper.value_rps
+    if upper is None and not lower:
+        return "unknown"
+    if lower is not None and lower == upper:
+        return number(lower)
+    end = "\N{HORIZONTAL ELLIPSIS})" if upper is None else f"{number(upper)}]"
+    return f"[{number(lower or 0.0)}, {end}"
+
+
+def interval_reason(interval: CapacityInterval) -> str:
+    """Say on what both ends of an interval rest."""
+    reason = f"at least {_bound_text(interval.lower)}; at most {_bound_text(interval.upper)}"
+    return f"{reason}; measurements contradict each other" if interval.contradiction else reason
+
+
+def _bound_text(bound: Bound) -> str:
+    value = "?" if bound.value_rps is None else f"{number(bound.value_rps)} req/s"
+    return f"{value} ({SOURCE_WORDS[bound.source]})"
+
+
+def run_address(template: str, run_id: str) -> str:
+    """Fill a run's id into an address that has ``{run_id}`` in it."""
+    return template.replace("{run_id}", quote(run_id, safe=""))
+
+
+def replicas_text(allocation: Allocation) -> str:
+    """Write the replicas of one candidate: ``2 x TP4``."""
+    return f"{allocation.replicas} x {allocation.config}"
+
+
+def plan_text(plan: Plan, *, most: int = 4) -> str:
+    """Write a plan, ``chat 2 x TP4; code 2 x TP4``; empty where it has more than ``most`` workloads."""
+    by_workload: dict[str, list[str]] = {}
+    for item in used(plan):
+        by_workload.setdefault(item.workload, []).append(replicas_text(item))
+    if not 0 < len(by_workload) <= most:
+        return ""
+    return "; ".join(f"{name} {' + '.join(parts)}" for name, parts in by_workload.items())
+
+
+def used(plan: Plan) -> tuple[Allocation, ...]:
+    """Return the allocations that have replicas."""
+    return tuple(item for item in plan.allocations if item.replicas > 0)
+
+
+def headroom(spec: FleetSpec, workload: Workload, capacity_rps: float) -> float:
+    """Return by how much a capacity exceeds what is required of a workload; negative: what is missing."""
+    return capacity_rps / (workload.demand_rps * spec.decision.required_fulfilment) - 1.0
+
+
+def gpus_text(spec: FleetSpec, plan: Plan) -> str:
+    """Write the GPUs of a plan against those it may use: ``16 of 16 GPUs``."""
+    return f"{plan.gpus:,} of {count(usable_gpus(spec), 'GPU')}"
+
+
+def most_replicas(spec: FleetSpec, candidate: Candidate) -> int:
+    """Return how many replicas of a candidate its pool has room for."""
+    config = spec.config(candidate.config)
+    return spec.pool(config.pool).usable_gpus // config.gpus
