@@ -11,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV34 := .venv-airflow34
 AIRFLOW34 := apache-airflow==3.4.0b2 apache-airflow-core==3.4.0b2 apache-airflow-task-sdk==1.4.0b2
-# Bytecode is written once, here: every Airflow process and task would otherwise compile its imports anew.
-INSTALL := pip install --quiet --compile-bytecode
+INSTALL := pip install --quiet
+# Where it is set, every Airflow process and every task compiles its imports anew: minutes instead of seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Workers of the default suite: as many as cores, but each may hold an Airflow of its own.
 WORKERS ?= 2
 
