@@ -335,7 +335,7 @@ def _checked(answer: Answer, accept: tuple[int, ...]) -> Answer:
     said = (answer.errors.strip() or output.decode(errors="replace").strip())[-500:]
     hint = "Change the spec's sbatch options, or the job's size." if answer.status == 77 else ""  # noqa: PLR2004
     raise SlurmCommandError(
-        f"On the login node {words}: {said}", passing=answer.status in (75, 76), hint=hint
+        f"On the login node {words}: {said}.", passing=answer.status in (75, 76), hint=hint
     )
 
 

@@ -131,7 +131,7 @@ def build_job(
 ) -> JobRecord:
     """Build the job that measures points of one engine config and one model.
 
-    :param name: unique name of the job; see :func:`job_name`.
+    :param name: name of the work; see :func:`job_base_name`.
     :raises SpecError: points of several configs or models, a load that is no rate, or an argument that is
         refused.
     :raises MeasurementError: a window too short for its SLO's percentiles.
@@ -165,10 +165,12 @@ def build_job(
     )
 
 
-def job_name(scope: str, points: Sequence[MeasurementPoint], attempt: int) -> str:
-    """Return the unique name by which a job is found again: same work, scope and attempt, same name."""
-    digest = sha256([scope, *(point.key for point in points)])[:24]
-    return f"fleetsieve-{digest}-{attempt}"
+def job_base_name(scope: str, points: Sequence[MeasurementPoint]) -> str:
+    """Return the name of some work: the same points in the same scope always have the same.
+
+    A job's own name is this and the number of its attempt, which the login node counts.
+    """
+    return f"fleetsieve-{sha256([scope, *(point.key for point in points)])[:24]}"
 
 
 def node_files(spec: FleetSpec, points: Sequence[MeasurementPoint], record: JobRecord) -> dict[str, str]:

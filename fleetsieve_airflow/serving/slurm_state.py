@@ -155,7 +155,7 @@ class JobWatch:
     def _active(self, row: JobRow, seen: Observation) -> JobStatus:
         beat = seen.files.heartbeat_s
         if seen.files.exit and self._waited(seen, GRACE_S):
-            return self._by_exit_file(seen, row.node)
+            return status_of_exit(seen.files, row.node)
         if beat is not None and seen.now_s - beat > STALE_HEARTBEAT_S:
             silent = f"{row.state} on {row.node}, but silent for {seen.now_s - beat:.0f} s"
             return JobStatus(state="failed", kind="hung_node", message=silent, node=row.node)
@@ -173,7 +173,7 @@ class JobWatch:
                 state="unknown", message=f"Slurm says {row.state!r}, which is no state known here"
             )
         if seen.files.exit:
-            return self._by_exit_file(seen, row.node)
+            return status_of_exit(seen.files, row.node)
         kind, words = self._unfinished(row, seen)
         if not kind:
             return JobStatus(state="running", message=words, node=row.node)
@@ -191,7 +191,7 @@ class JobWatch:
 
     def _absent(self, seen: Observation) -> JobStatus:
         if seen.files.exit:
-            return self._by_exit_file(seen, "")
+            return status_of_exit(seen.files)
         if not seen.controller_up:
             return JobStatus(state="unknown", message="the controller is not up")
         self.absences += 1
@@ -202,19 +202,22 @@ class JobWatch:
             return JobStatus(state="lost", kind="lost", message=words)
         return JobStatus(state="unknown", message="not in the queue, not in the books, no exit file yet")
 
-    def _by_exit_file(self, seen: Observation, node: str) -> JobStatus:
-        words = dict(part.partition("=")[::2] for part in seen.files.exit.split())
-        status = int(words.get("rc", "-1"))
-        if status == 0:
-            return JobStatus(state="succeeded", node=node)
-        where = node or (seen.files.started.split()[1] if len(seen.files.started.split()) > 1 else "")
-        if words.get("signal", "none") != "none" and status > 128:  # noqa: PLR2004 - the shell's signal statuses
-            return JobStatus(state="cancelled", kind="cancelled", message="it was told to end", node=where)
-        kind = EXIT_KINDS.get(status, "exit_code")
-        reason = seen.files.reason or f"the job script ended with status {status}"
-        return JobStatus(state="failed", kind=kind, message=reason, node=where)
-
     def _waited(self, seen: Observation, limit_s: float) -> bool:
         if self.missing_since_s is None:
             self.missing_since_s = seen.now_s
         return seen.now_s - self.missing_since_s >= limit_s
+
+
+def status_of_exit(files: JobFiles, node: str = "") -> JobStatus:
+    """Return the state of a job whose script ran to its end, from what it wrote."""
+    words = dict(part.partition("=")[::2] for part in files.exit.split())
+    status = int(words.get("rc", "-1"))
+    if status == 0:
+        return JobStatus(state="succeeded", node=node)
+    started = files.started.split()
+    where = node or (started[1] if len(started) > 1 else "")
+    if words.get("signal", "none") != "none" and status > 128:  # noqa: PLR2004 - the shell's signal statuses
+        return JobStatus(state="cancelled", kind="cancelled", message="it was told to end", node=where)
+    kind = EXIT_KINDS.get(status, "exit_code")
+    reason = files.reason or f"the job script ended with status {status}"
+    return JobStatus(state="failed", kind=kind, message=reason, node=where)

@@ -10,7 +10,14 @@ import pytest
 
 from fleetsieve_airflow.errors import FleetsieveError, MeasurementError, SpecError
 from fleetsieve_airflow.records import EngineConfig, MeasurementSettings, Model
-from fleetsieve_airflow.serving.job import build_job, engine_command, job_name, node_files, node_job
+from fleetsieve_airflow.serving.job import (
+    JOB_NAME,
+    build_job,
+    engine_command,
+    job_base_name,
+    node_files,
+    node_job,
+)
 from fleetsieve_airflow.serving.job_script import sbatch_options, script
 from fleetsieve_airflow.serving.options import JobOptions, job_options
 from tests.builders import make_slo
@@ -243,9 +250,11 @@ def test_two_windows_of_one_server_never_share_their_prompts() -> None:
     assert len(seeds) == 4
 
 
-def test_a_job_is_found_again_by_its_name_and_another_attempt_has_another() -> None:
+def test_work_is_found_again_by_its_name() -> None:
     spec = served_spec()
     points = served_points(spec)
-    assert job_name("c1", points, 0) == job_name("c1", list(points), 0)
-    assert len({job_name("c1", points, 0), job_name("c1", points, 1), job_name("c2", points, 0)}) == 3
-    assert len(job_name("any scope; $(x)", points, 12)) <= 64
+    assert job_base_name("c1", points) == job_base_name("c1", list(points))
+    assert (
+        len({job_base_name("c1", points), job_base_name("c1", points[:1]), job_base_name("c2", points)}) == 3
+    )
+    assert JOB_NAME.fullmatch(job_base_name("any scope; $(x)", points) + "-12")

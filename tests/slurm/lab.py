@@ -56,7 +56,7 @@ class Lab:
         os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = self.connection().as_json()
         program = self.folder / "program"
         shutil.copy(FAKE, self.folder / "fake_engine.py")
-        program.write_text(f'#!/bin/bash\nexec /usr/bin/python3 {self.folder}/fake_engine.py "$@"\n')
+        program.write_text(f'#!/bin/bash\nexec /usr/bin/python3 "{self.folder}/fake_engine.py" "$@"\n')
         program.chmod(0o755)
         (self.folder / "fake_engine.py").chmod(0o644)
 
@@ -123,8 +123,13 @@ class Lab:
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             subprocess.run(
                 ["bash", str(CLUSTER / name), str(self.folder), *arguments],
-                env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=True, timeout=120,
-            )  # fmt: skip
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                check=True,
+                timeout=120,
+            )
 
 
 def until(condition: Callable[[], object], what: str, limit_s: float = 90.0, step_s: float = 0.5) -> None:
