@@ -182,7 +182,7 @@ class JobWatch:
     def _unfinished(self, row: JobRow, seen: Observation) -> tuple[str, str]:
         """Explain a completed or failed job without an exit file; no kind while the file may still appear."""
         launch = row.reason.startswith(("JobLaunchFailure", "RaisedSignal:53")) or row.exit_code == "0:53"
-        if row.state == "FAILED" and launch:
+        if row.state == "FAILED" and launch and not seen.files.started:
             return "launch_failure", _ADVICE["launch_failure"]
         if not self._waited(seen, GRACE_S):
             return "", f"{row.state}, its exit file is not visible yet"
