@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetsieve_airflow import __version__
 from fleetsieve_airflow.errors import CertificateError, FleetsieveError
+from fleetsieve_airflow.simulator.command import add_search_command
 
 if TYPE_CHECKING:
     from fleetsieve_airflow.evidence import Decision, Evidence
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="derive a certificate again from its own evidence, offline")
     verify.add_argument("file", metavar="certificate.json", type=Path, help="the certificate")
     verify.set_defaults(run=_verify)
+    add_search_command(commands)
     return parser
 
 

@@ -7,6 +7,7 @@ nothing when its API moves.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -132,11 +133,18 @@ def model_shape(name: str) -> ModelShape:
     return shape_from_config(name, config)
 
 
+@functools.cache
+def _shared_tables(folder: Path, engine: str) -> dict[str, OperatorTable]:
+    return {}
+
+
 class _LazyTables(TableDatabase):
     """Tables that are read when an operator is first asked for (a MoE table alone takes half a second)."""
 
     def __init__(self, folder: Path, engine: str, hardware: Hardware) -> None:
         super().__init__(f"{_short(folder.name)}/{engine} tables", hardware, {})
+        # Power-capped and differently priced variants of a GPU read its tables once.
+        self._tables = _shared_tables(folder, engine)
         self._folder, self._engine = folder, engine
 
     def table(self, operator: str) -> OperatorTable:
