@@ -65,7 +65,7 @@ def percent(share: float) -> str:
     value = round(100.0 * share, 1)
     if share < 1.0 - 1e-9:
         value = min(value, 99.9)
-    return f"{value:g} %"
+    return f"{value:,.0f} %" if value >= _THOUSAND else f"{value:g} %"
 
 
 def count(quantity: int, singular: str, plural: str = "") -> str:

@@ -67,11 +67,6 @@ class Row:
     candidate: Candidate
     cells: tuple[Cell, ...]
 
-    @property
-    def touched(self) -> bool:
-        """Whether any of its loads was measured, asked for, or is measured next."""
-        return any(cell.kind not in ("skipped", "open") for cell in self.cells)
-
 
 def grid_rows(
     spec: FleetSpec, decision: Decision, evidence: Evidence, verdicts: Mapping[str, str]

@@ -65,7 +65,8 @@ background:repeating-linear-gradient(45deg,#fff 0 5px,#dfe4ea 5px 7px)}
 .meter{display:inline-block;width:160px;height:10px;border:1px solid #57606a;vertical-align:middle}
 .meter span{display:block;height:100%;background:#0550ae}
 dl{display:grid;grid-template-columns:170px 1fr;gap:4px 12px;margin:8px 0}dt{color:#57606a}dd{margin:0}
-@media (max-width:860px){.two,.gridbox{display:block}.legend{columns:2}}
+@media screen and (max-width:860px){.two,.gridbox{display:block}.legend{columns:2}
+table{display:block;overflow-x:auto}}
 @media print{body{padding:0;font-size:12px}.two,.gridbox{display:block}.legend{columns:2}
 h2{break-after:avoid}tr,svg,.verdict,.five,.alert{break-inside:avoid}a{color:inherit}
 .five>div{flex:1 1 0;padding:6px 8px}.five b{font-size:17px}}

@@ -83,7 +83,7 @@ def _plan_rows(
     asked = [
         f"<b>{name_html(workload.name)}</b>",
         name_html(workload.model),
-        ", ".join(f'<span class="k">{escape(text)}</span>' for text in words.slo_texts(workload.slo)),
+        _slo_html(workload),
         number(workload.demand_rps),
     ]
     if not mine:
@@ -103,6 +103,14 @@ def _plan_rows(
             ]
         )
     return rows
+
+
+def _slo_html(workload: Workload) -> str:
+    """Return the limits of a workload's SLO, each kept on one line with its comma."""
+    *heads, last = words.slo_texts(workload.slo)
+    return " ".join(
+        f'<span class="k">{escape(text)}</span>' for text in [*(f"{head}," for head in heads), last]
+    )
 
 
 def next_points_table(spec: FleetSpec, decision: Decision, most: int) -> str:

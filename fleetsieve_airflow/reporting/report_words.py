@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, MeasurementPoint, Plan
+from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, Plan
 from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Slo, Source, Workload
 from fleetsieve_airflow.reporting.charts_svg import count, number, percent
 
@@ -150,11 +150,6 @@ def load_text(kind: LoadKind, load: float) -> str:
 def load_unit(kind: LoadKind) -> str:
     """Return the unit of a ladder's loads."""
     return "req/s" if kind == "offered_load_rps" else "users"
-
-
-def point_text(point: MeasurementPoint) -> str:
-    """Write a point without its seed: ``chat TP4 6.6 req/s``."""
-    return f"{point.workload} {point.config} {load_text(point.load_kind, point.load)}"
 
 
 def interval_text(interval: CapacityInterval) -> str:

@@ -194,6 +194,7 @@ class TestTexts:
             (0.0, "0 %"),
             (0.0001, "under 0.1 %"),
             (1.5, "150 %"),
+            (43928.2, "4,392,820 %"),
         ],
     )
     def test_per_cent_never_rounds_up_to_a_hundred(self, share: float, text: str) -> None:

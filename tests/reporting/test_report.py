@@ -124,6 +124,23 @@ class TestEveryPage:
 
 
 class TestVerdict:
+    def test_headline_and_meaning_make_one_sentence_for_other_places(self) -> None:
+        verdict = verdict_text(campaigns.chat_and_code(), campaigns.paper_campaign().rounds)
+        assert verdict.sentence == f"{verdict.headline} {verdict.meaning}"
+
+    def test_an_undetermined_campaign_without_further_points_says_what_could_help(self) -> None:
+        campaign = campaigns.undetermined_campaign()
+        verdict = verdict_text(campaign.spec, [replace(campaign.rounds[-1], points=(), reason="")])
+        assert verdict.headline.endswith("no point within the budget would settle it.")
+        assert "More budget, more repeats or further loads on the ladders could." in verdict.meaning
+        assert verdict.trust == ""
+
+    def test_fewest_gpus_within_a_tolerance_says_how_many_may_be_saved(self) -> None:
+        campaign = campaigns.fewest_gpus_campaign()
+        spec = replace(campaign.spec, decision=replace(campaign.spec.decision, tolerance=2.0))
+        verdict = verdict_text(spec, [replace(campaign.rounds[-1], gap=2.0, regret=2.0)])
+        assert "No plan can do so with more than 2 GPUs fewer: within the tolerance." in verdict.meaning
+
     def test_a_reached_plan_is_named_with_what_it_is_sure_of(self) -> None:
         verdict = verdict_text(campaigns.chat_and_code(), campaigns.paper_campaign().rounds)
         assert verdict.kind == "decided"
@@ -242,11 +259,21 @@ class TestFiveNumbers:
         assert unsure[1][0] == "open"
 
 
+class TestHead:
+    def test_says_round_engine_gpus_device_confidence_and_time(self) -> None:
+        campaign = campaigns.paper_campaign()
+        spec = replace(campaign.spec, decision=replace(campaign.spec.decision, confidence=0.95))
+        text = _Page(_render(replace(campaign, spec=spec), generated_at="2026-11-30 09:00 UTC")).text
+        engines = "vllm 0.30.1 on 16 x NVIDIA H100 80GB HBM3"
+        told = f"round 4 of at most 12 \u00b7 {engines} \u00b7 measured by replay \u00b7 confidence 95 %"
+        assert f"{told} \u00b7 2026-11-30 09:00 UTC" in text
+
+
 class TestPlans:
     def test_a_decided_plan_has_slo_interval_and_headroom_at_the_lower_bound(self) -> None:
         text = _text(campaigns.paper_campaign())
         assert "Optimistic: every capacity" not in text
-        assert "success \u2265 99 % , TTFT p99 \u2264 2 s , E2E p99 \u2264 30 s" in text
+        assert "success \u2265 99 %, TTFT p99 \u2264 2 s, E2E p99 \u2264 30 s" in text
         assert re.search(r"open-31b-fp8 success .{0,40} 6\.5 TP4 2 8 \[3\.6, 6\] \+10\.8 %", text)
         assert "40 per hour" in text
 
@@ -333,6 +360,14 @@ class TestGrid:
     def test_excluded_candidates_are_listed_with_their_reason(self) -> None:
         assert "chat TP1 : weights of 62 GiB and one request's KV cache" in _text(campaigns.paper_campaign())
 
+    def test_closed_loop_ladders_are_told_in_users(self) -> None:
+        campaign = campaigns.paper_campaign()
+        candidates = tuple(replace(item, load_kind="concurrency") for item in campaign.spec.candidates)
+        spec = replace(campaign.spec, candidates=candidates)
+        text = _text(replace(campaign, spec=spec))
+        assert "2.2 4.4 6.6 11.27 users" in text
+        assert "chat TP4 at 6.6 users" in text
+
 
 class TestTrouble:
     def test_contradicting_runs_stand_side_by_side(self) -> None:
@@ -340,6 +375,13 @@ class TestTrouble:
         assert "The evidence contradicts itself" in text
         assert "chat TP4 4.4 req/s 6.6 req/s 6.6 req/s verdict missed met missed" in text
         assert "E2E p99 (limit 30 s) 63 s 16.5 s 63 s" in text
+
+    def test_only_the_first_contradictions_are_laid_out_and_the_rest_counted(self) -> None:
+        campaign = campaigns.undetermined_campaign()
+        last = campaign.rounds[-1]
+        everywhere = tuple(replace(interval, contradiction=(2.2,)) for interval in last.intervals)
+        text = _text(replace(campaign, rounds=(replace(last, intervals=everywhere),)))
+        assert "and 2 more candidates" in text
 
     def test_warnings_are_shown(self) -> None:
         assert "a load above a missed one is met (measured loads 4.4, 6.6)." in _text(
@@ -366,6 +408,10 @@ class TestLinks:
         assert links[0] == "https://m.example/c?a=1&b=2"
         assert "/runs/chat-tp4-6.6-0" in links
         assert "{run_id}" not in html
+
+    def test_contradicting_runs_are_linked(self) -> None:
+        links = _Page(_render(campaigns.undetermined_campaign(), links={RUN_LINK: "/runs/{run_id}"})).links
+        assert links.count("/runs/chat-tp4-4.4-0") == 2
 
     def test_ids_are_quoted_in_addresses(self) -> None:
         campaign = campaigns.paper_campaign()
