@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
 
-from fleetsieve_airflow.errors import SpecError
+from fleetsieve_airflow.errors import MeasurementError, SpecError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec
 
@@ -37,6 +39,65 @@ class Backend(Protocol):
 
         :raises MeasurementError: the point could not be measured this time; it says nothing about the SLO.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """A measurement with its artifacts by path: per-request records, logs, metrics, facts of the node."""
+
+    measurement: Measurement
+    files: Mapping[str, str | bytes]
+
+
+@runtime_checkable
+class FilingBackend(Backend, Protocol):
+    """A backend whose measurements come with artifacts."""
+
+    def measure_with_files(self, spec: FleetSpec, point: MeasurementPoint) -> Collected:
+        """Measure one point; see :meth:`Backend.measure`."""
+        ...
+
+
+@runtime_checkable
+class DeferrableBackend(Backend, Protocol):
+    """A backend that measures elsewhere, so that no worker has to wait: submit, wait by trigger, collect.
+
+    A job is plain JSON that identifies it. Submitting the same points in the same scope again returns the
+    same job, until a :meth:`collect` that found no result has closed its attempt.
+    """
+
+    def lease_s(self, spec: FleetSpec, points: Sequence[MeasurementPoint]) -> float:
+        """Return how long the points may take at most, waiting included."""
+        ...
+
+    def submit(self, spec: FleetSpec, points: Sequence[MeasurementPoint], *, scope: str) -> dict[str, Any]:
+        """Start measuring, once, and return the job.
+
+        :raises MeasurementError: it cannot be started.
+        """
+        ...
+
+    def trigger(self, spec: FleetSpec, job: Mapping[str, Any]) -> Any:
+        """Return the Airflow trigger that fires when a job has ended."""
+        ...
+
+    def collect(
+        self,
+        spec: FleetSpec,
+        points: Sequence[MeasurementPoint],
+        job: Mapping[str, Any],
+        event: Mapping[str, Any] | None = None,
+    ) -> dict[str, Collected | MeasurementError]:
+        """Return each point's measurement, by key, or why there is none.
+
+        :param event: what the trigger said; without it the job is waited for here.
+        :raises MeasurementError: the results cannot be fetched at the moment.
+        """
+        ...
+
+    def cancel(self, spec: FleetSpec, job: Mapping[str, Any]) -> None:
+        """End a job and make sure that it has ended."""
         ...
 
 

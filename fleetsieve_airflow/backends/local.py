@@ -16,7 +16,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fleetsieve_airflow.backends.served import Collected, check_served, collect_point
+from fleetsieve_airflow.backends.base import Collected
+from fleetsieve_airflow.backends.served import check_served, collect_point
 from fleetsieve_airflow.errors import MeasurementError, SpecError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec

@@ -7,9 +7,9 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from fleetsieve_airflow.backends.base import Collected
 from fleetsieve_airflow.errors import MeasurementError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec
@@ -21,18 +21,18 @@ from fleetsieve_airflow.serving.slurm_state import JobStatus
 
 HEAD_ROWS = 200
 #: What must never leave a node with a log: keys by their form, and whatever is said to be one.
-_SECRETS = re.compile(
-    r"(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|(?<=[Bb]earer )\S+"
-    r"|(?<=api-key[= ])\S+|(?<=(?:TOKEN|token|KEY)=)\S+|(?<=SECRET=)\S+|(?<=PASSWORD=)\S+)"
+_SECRETS = re.compile(r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}")
+_NAMED_SECRETS = re.compile(
+    r"((?:TOKEN|SECRET|PASSWORD|API_?KEY)['\"]?[=:]\s*|api-key[= ]|bearer )\S+", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """A measurement with its artifacts: per-request records, ends of logs, metrics, facts."""
+class JobFailedError(MeasurementError):
+    """A job ended without a result for a point; ``retryable`` when another attempt may succeed."""
 
-    measurement: Measurement
-    files: Mapping[str, str | bytes]
+    def __init__(self, message: str, *, hint: str, retryable: bool, kind: str = "infrastructure") -> None:
+        super().__init__(message, hint=hint, kind=kind)
+        self.retryable = retryable
 
 
 def check_served(spec: FleetSpec) -> None:
@@ -87,17 +87,15 @@ def collect_point(
     return Collected(measurement=measurement, files=_artifacts(point, files, result, samples))
 
 
-def failure_of(
-    point: MeasurementPoint, status: JobStatus, gpu_seconds_billed: float = 0.0
-) -> MeasurementError:
+def failure_of(point: MeasurementPoint, status: JobStatus) -> JobFailedError:
     """Return a job's failure as the error of one of its points."""
+    ended = status.state + (f" ({status.kind})" if status.kind else "")
     where = f" on {status.node}" if status.node else ""
     hint = "Another attempt may succeed." if status.retryable else "Another attempt would end the same way."
-    ended = f"{status.state} ({status.kind or 'no result'}){where}"
-    return MeasurementError(
-        f"{point.label}: its job ended as {ended}: {status.message}.",
+    return JobFailedError(
+        f"{point.label}: its job ended as {ended}{where}: {status.message or 'it left no result'}.",
         hint=hint,
-        gpu_seconds_billed=gpu_seconds_billed,
+        retryable=status.retryable,
     )
 
 
@@ -140,7 +138,7 @@ def _artifacts(
 
 def masked(text: str) -> str:
     """Return a log without what looks like a secret."""
-    return _SECRETS.sub("***", text)
+    return _NAMED_SECRETS.sub(r"\1***", _SECRETS.sub("***", text))
 
 
 def parquet(samples: Sequence[Sample]) -> bytes:

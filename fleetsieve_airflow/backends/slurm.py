@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetsieve_airflow.backends.served import Collected, check_served, collect_point
+from fleetsieve_airflow.backends.base import Collected
+from fleetsieve_airflow.backends.served import check_served, collect_point
 from fleetsieve_airflow.errors import MeasurementError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec
@@ -98,7 +99,7 @@ class SlurmBackend:
         if event is None:
             status = hook.wait(handle, poll_s=options.poll_s, queue_deadline_s=options.queue_deadline_s)
         else:
-            status = JobStatus(**event)
+            status = JobStatus(**{name: event[name] for name in ("state", "kind", "message", "node")})
         if status.kind in ("never_runnable", "hung_node"):
             hook.cancel([handle])
         files = hook.fetch(handle)
@@ -113,16 +114,25 @@ class SlurmBackend:
         return found
 
     def cancel(self, spec: FleetSpec, job: Mapping[str, Any]) -> None:
-        """Cancel a job and look until it is gone.
+        """Cancel a job, look until it is gone, and let the next submission be a new one.
 
         :raises MeasurementError: it is still active.
         """
         from fleetsieve_airflow.hooks.slurm import JobHandle
 
-        self.hook(job_options(spec.measurement).conn_id).cancel([JobHandle.read(job)])
+        hook, handle = self.hook(job_options(spec.measurement).conn_id), JobHandle.read(job)
+        hook.cancel([handle])
+        hook.close_attempt(handle)
 
     def measure(self, spec: FleetSpec, point: MeasurementPoint) -> Measurement:
         """Measure one point and wait for it.
+
+        :raises MeasurementError: the point could not be measured this time.
+        """
+        return self.measure_with_files(spec, point).measurement
+
+    def measure_with_files(self, spec: FleetSpec, point: MeasurementPoint) -> Collected:
+        """Measure one point, wait for it, and return it with its artifacts.
 
         :raises MeasurementError: the point could not be measured this time.
         """
@@ -130,4 +140,4 @@ class SlurmBackend:
         found = self.collect(spec, [point], job)[point.key]
         if isinstance(found, MeasurementError):
             raise found
-        return found.measurement
+        return found

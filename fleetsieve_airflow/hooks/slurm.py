@@ -222,6 +222,11 @@ class SlurmHook(BaseHook):
         """Let the same work be submitted anew; the next attempt stays away from ``avoid_node``."""
         self._run(slurm_text.CLOSE, [handle.run_folder, avoid_node])
 
+    async def aclose_attempt(self, handle: JobHandle) -> None:
+        """Do the same on an event loop."""
+        await self.aload()
+        await self._arun(slurm_text.CLOSE, [handle.run_folder, ""])
+
     def _run(self, program: str, arguments: Sequence[str], data: bytes = b"") -> Answer:
         command = slurm_text.command_line(program, arguments, **self._shell())
         return _checked(self.get_conn().run(command, data), ())

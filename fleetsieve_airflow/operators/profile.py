@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,7 @@ class ProfileOperator(CampaignOperator):
         super().__init__(**kwargs)
         self.point = point
         self.poll_s = poll_s
+        self._cancel: Callable[[], None] | None = None
 
     def backend(self, spec: FleetSpec) -> Backend:
         """Return what measures."""
@@ -77,20 +79,43 @@ class ProfileOperator(CampaignOperator):
             if claim.state == "finished":
                 self.log.info("%s is measured already: nothing is paid.", point.label)
                 return {**row, "outcome": "reused"}
-            failure = self._measure(hook, campaign, point, claim.run_id, last_try=is_last_try(context))
+            failure = self._measure(hook, campaign, point, claim.run_id, context, event)
         if failure is not None:
             self.log.warning("%s was not measured: %s", point.label, failure.message)
             return {**row, "outcome": "failed", "message": failure.message}
         return {**row, "outcome": "measured"}
 
+    def on_kill(self) -> None:
+        """Cancel the job of a task that is ended while it holds a worker; else its trigger does so."""
+        if self._cancel is not None:
+            self._cancel()
+
     def _measure(
-        self, hook: MlflowHook, campaign: CampaignRef, point: MeasurementPoint, run_id: str, *, last_try: bool
+        self,
+        hook: MlflowHook,
+        campaign: CampaignRef,
+        point: MeasurementPoint,
+        run_id: str,
+        context: Context,
+        event: dict[str, Any] | None,
     ) -> PointFailure | None:
-        spec = hook.load_spec(campaign)
+        from fleetsieve_airflow.operators.jobs import Waiting, measure
+
+        spec, last_try = hook.load_spec(campaign), is_last_try(context)
         try:
             with kept_alive(hook, run_id):
-                measurement = self.backend(spec).measure(spec, point)
+                done = measure(
+                    self.backend(spec),
+                    spec,
+                    point,
+                    scope=campaign.run_id,
+                    event=event if event and "job" in event else None,
+                    state=cast(dict[str, Any], context).get("task_state_store"),
+                    on_job=partial(setattr, self, "_cancel"),
+                )
         except MeasurementError as error:
+            if getattr(error, "retryable", False) and not last_try:
+                raise
             failure = self._failure(point, error, error.kind, error.gpu_seconds_billed)
             hook.fail_measurement(run_id, failure)
             return failure
@@ -100,7 +125,10 @@ class ProfileOperator(CampaignOperator):
             if last_try:
                 hook.fail_measurement(run_id, self._failure(point, error, "infrastructure"))
             raise
-        hook.finish_measurement(run_id, measurement, spec)
+        if isinstance(done, Waiting):
+            hook.renew_lease(run_id, lease_s=done.lease_s)
+            self.defer(trigger=done.trigger, method_name="execute")
+        hook.finish_measurement(run_id, done.measurement, spec, files=done.files)
         return None
 
     def _failure(

@@ -139,17 +139,24 @@ class SlurmJobTrigger(BaseTrigger):
         if status.kind in ("never_runnable", "hung_node"):
             await poller.hook.acancel([handle])
         yield TriggerEvent(  # type: ignore[no-untyped-call]
-            {"state": status.state, "kind": status.kind, "message": status.message, "node": status.node}
+            {
+                "job": self.job,
+                "state": status.state,
+                "kind": status.kind,
+                "message": status.message,
+                "node": status.node,
+            }
         )
 
     async def on_kill(self) -> None:
-        """Cancel the job of a task that a person has ended."""
+        """Cancel the job of a task that a person has ended; its next run gets a new one."""
         from fleetsieve_airflow.hooks.slurm import SlurmHook
 
         handle = self.handle()
         hook = SlurmHook(handle.conn_id)
         try:
             await hook.acancel([handle])
+            await hook.aclose_attempt(handle)
         except FleetsieveError as error:
             self.log.warning("Slurm job %s may still run: %s", handle.job_id, error)
         finally:
