@@ -102,7 +102,7 @@ def svg(body: str, *, width: float, height: float, label: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {px(width)} {px(height)}" width="{px(width)}"'
         f' height="{px(height)}" role="img" aria-label="{escape(label)}" font-family="{FONT}" font-size="11"'
-        f' style="max-width:100%;height:auto">{body}</svg>'
+        f' style="max-width:100%;height:auto;background:#fff">{body}</svg>'
     )
 
 
