@@ -1,9 +1,10 @@
 """Who may measure a point: at most one campaign at a time, although MLflow has no unique keys and no locks.
 
 A claimer first writes (its run, RUNNING, with a lease), then looks. Whoever looks and sees no other living
-lease has won. Of two claimers the one that wrote later must see the other's lease, because MLflow's stores
-read their own writes in order; so never do both win. Whoever sees another gives way, except that among
-claimers none of which has won the smallest run id waits for the others to go, so one of them does win.
+lease has won. Of two claimers the one that wrote later must see the other's lease, so never do both win: what
+MLflow's store has committed it shows to every later search (a read replica that lags behind would not).
+Whoever sees another gives way, except that among claimers none of which has won the smallest run id waits for
+the others to go, so one of them does win.
 
 Only the lease says whether a claim lives, never the run's status alone: a claimer that takes over an expired
 claim ends that run, then looks again. If the owner renewed in between, the lease is alive again and the
@@ -33,7 +34,6 @@ PENDING_LEASE_S = 60.0
 CLOCK_SKEW_S = 5.0
 _LOOKS = 12
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
-_STARTS = 5
 _PENDING, _HELD, _LOST = "pending", "held", "lost"
 _ENDED_FOR_GOOD = ("FINISHED", "FAILED")
 
@@ -82,24 +82,33 @@ class ClaimDesk:
 
         :raises TrackingError: MLflow does not answer, or the claim was taken over again and again.
         """
-        for _ in range(_STARTS):
+        rival = ""
+        for look in range(_LOOKS):
             runs = self._runs(request)
             if done := usable_result(runs, request.campaign):
                 return self._finished(request, done)
             mine = next((run for run in runs if self._continues(request, run)), None)
-            if mine is None and (rival := self._held_by_another(request, runs)):
-                return Claim(state="theirs", run_id=rival)
+            rivals = [run for run in runs if self._is_rival(request, run)]
+            if mine is None and rivals:
+                rival, won = _first(rivals)
+                if won:
+                    return Claim(state="theirs", run_id=rival)
+                self._pause(look)
+                continue
             run_id = self._renew(request, mine) if mine else self._create(request)
             if claim := self._contend(request, run_id):
                 return claim
-        raise TrackingError(
-            f"Point {request.point.label} was claimed and taken over {_STARTS} times in a row.",
-            hint="Compare the clocks of the workers: leases are read by them.",
-        )
+            self._pause(look)
+        if not rival:
+            raise TrackingError(
+                f"Point {request.point.label} was claimed and taken over {_LOOKS} times in a row.",
+                hint="Compare the clocks of the workers: leases are read by them.",
+            )
+        return Claim(state="theirs", run_id=rival)
 
     def _contend(self, request: ClaimRequest, run_id: str) -> Claim | None:
-        """Look until the claim is won or lost; None where another ended the run and all begins anew."""
-        rival = ""
+        """Look until the claim is won or lost; None where it is not known yet who has won."""
+        rival, won = "", False
         for look in range(_LOOKS):
             runs = self._runs(request)
             if done := usable_result(runs, request.campaign):
@@ -107,25 +116,27 @@ class ClaimDesk:
                 return self._finished(request, done)
             mine = next((run for run in runs if run.info.run_id == run_id), None)
             if mine is None or mine.info.status != "RUNNING":
+                # Another took it over; its lease must not stand in the way of our next try.
+                self._withdraw(request, run_id)
                 return None
-            rivals = [run for run in runs if run is not mine and self._alive(run)]
-            if not rivals:
-                if not self._lasts(mine):
-                    self._renew(request, mine)
-                elif expired := self._expired(runs, run_id):
-                    self._end_expired(request, expired)
-                else:
-                    return self._hold(request, run_id)
-                continue
-            won = [run.info.run_id for run in rivals if _tag(run, layout.TAG_CLAIM) == _HELD]
-            rival = min(won or [run.info.run_id for run in rivals])
-            if won or rival < run_id:
-                break
-            self._sleep(min(_LONGEST_WAIT_S, _SHORTEST_WAIT_S * 2**look) * random.uniform(0.5, 1.0))  # noqa: S311
-        if not rival:
-            return None
+            rivals = [run for run in runs if run is not mine and self._is_rival(request, run)]
+            if rivals:
+                rival, won = _first(rivals)
+                if won or rival < run_id:
+                    break
+                self._pause(look)
+            elif not self._lasts(mine):
+                self._renew(request, mine)
+            elif expired := self._expired(runs, run_id):
+                self._end_expired(request, expired)
+            else:
+                return self._hold(request, run_id)
         self._withdraw(request, run_id)
-        return Claim(state="theirs", run_id=rival)
+        return Claim(state="theirs", run_id=rival) if won or rival > run_id else None
+
+    def _pause(self, look: int) -> None:
+        longest = min(_LONGEST_WAIT_S, _SHORTEST_WAIT_S * 2**look)
+        self._sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311
 
     def _runs(self, request: ClaimRequest) -> list[Run]:
         experiment_id = request.campaign.measurements_id
@@ -201,15 +212,12 @@ class ClaimDesk:
             self._client.call(request.words, lambda client: client.set_tag(run_id, name, str(request.round)))
         return Claim(state="finished", run_id=run_id)
 
-    def _held_by_another(self, request: ClaimRequest, runs: list[Run]) -> str:
-        """Return the run of a claim that is won and alive: no need to contend."""
-        held = [run for run in runs if self._alive(run) and _tag(run, layout.TAG_CLAIM) == _HELD]
-        return next(
-            (str(run.info.run_id) for run in held if _tag(run, layout.TAG_OWNER) != request.owner), ""
-        )
-
     def _continues(self, request: ClaimRequest, run: Run) -> bool:
         return run.info.status == "RUNNING" and _tag(run, layout.TAG_OWNER) == request.owner
+
+    def _is_rival(self, request: ClaimRequest, run: Run) -> bool:
+        own_leftover = run.info.status != "RUNNING" and _tag(run, layout.TAG_OWNER) == request.owner
+        return self._alive(run) and not own_leftover
 
     def _alive(self, run: Run) -> bool:
         if run.info.status in _ENDED_FOR_GOOD or _tag(run, layout.TAG_CLAIM) not in (_PENDING, _HELD):
@@ -247,7 +255,7 @@ def runs_of(client: MlflowClient, experiment_id: str, key: str) -> list[Run]:
 
 
 def usable_result(runs: list[Run], campaign: CampaignRef) -> Run | None:
-    """Return the run that measured the point for a campaign: the first that ended and is young enough."""
+    """Return the run that measured the point for a campaign: the first to end that is young enough."""
     done = [run for run in runs if run.info.status == "FINISHED" and is_usable(run, campaign)]
     return min(done, key=lambda run: (run.info.end_time, run.info.run_id), default=None)
 
@@ -272,6 +280,12 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None
     from mlflow.entities import RunTag
 
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def _first(rivals: list[Run]) -> tuple[str, bool]:
+    """Return the run that comes before all rivals, and whether it has won: then it comes first of all."""
+    won = [str(run.info.run_id) for run in rivals if _tag(run, layout.TAG_CLAIM) == _HELD]
+    return min(won or [str(run.info.run_id) for run in rivals]), bool(won)
 
 
 def _tag(run: Run, name: str) -> str:

@@ -43,12 +43,10 @@ _MESSAGE_MAX = 300
 _SERVER_ERROR = 500
 _RETRIED_STATUS = frozenset({408, 425, 429})
 # MLflow answers 400 to any trouble with its database; these words tell the passing kind from a wrong request.
+# Integrity errors pass because two writers of one tag meet there: the second try finds it written.
 _PASSING_WORDS = (
-    "QueuePool limit",
-    "database is locked",
-    "deadlock",
-    "too many connections",
-    "too many clients",
+    *("QueuePool limit", "database is locked", "deadlock", "too many connections", "too many clients"),
+    *("IntegrityError", "UniqueViolation"),
 )
 _HOPELESS_WORDS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "No connection adapters")
 _HINTS = {

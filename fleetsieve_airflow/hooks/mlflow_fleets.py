@@ -67,11 +67,11 @@ class FleetStore:
 
     def _ensure(self, fleet: str, kind: layout.Kind) -> Experiment:
         name = layout.experiment_name(fleet, kind)
-        folder = artifact_folder(self._client.server.uri, name)
+        folder, tags = artifact_folder(self._client.server.uri, name), _tags(fleet, kind)
 
         def find_or_create(client: MlflowClient) -> Experiment:
             found = client.get_experiment_by_name(name)
-            return found or client.get_experiment(_create(client, name, folder))
+            return found or client.get_experiment(_create(client, name, folder, tags))
 
         experiment = self._client.call(f"open experiment {name}", find_or_create)
         if experiment.lifecycle_stage == "deleted":
@@ -82,13 +82,7 @@ class FleetStore:
         return experiment
 
     def _describe(self, fleet: str, kind: layout.Kind, experiment: Experiment, other_id: str) -> None:
-        wanted = {
-            layout.TAG_SCHEMA: layout.SCHEMA,
-            layout.TAG_KIND: kind,
-            layout.TAG_FLEET: fleet,
-            layout.TAG_EXPERIMENT_KIND: layout.EXPERIMENT_KIND,
-            layout.TAG_NOTE: layout.experiment_note(fleet, kind, other_id),
-        }
+        wanted = _tags(fleet, kind) | {layout.TAG_NOTE: layout.experiment_note(fleet, kind, other_id)}
         schema = experiment.tags.get(layout.TAG_SCHEMA, layout.SCHEMA)
         if schema != layout.SCHEMA:
             raise TrackingError(
@@ -116,11 +110,20 @@ class FleetStore:
         )
 
 
-def _create(client: MlflowClient, name: str, folder: str | None) -> str:
+def _tags(fleet: str, kind: layout.Kind) -> dict[str, str]:
+    return {
+        layout.TAG_SCHEMA: layout.SCHEMA,
+        layout.TAG_KIND: kind,
+        layout.TAG_FLEET: fleet,
+        layout.TAG_EXPERIMENT_KIND: layout.EXPERIMENT_KIND,
+    }
+
+
+def _create(client: MlflowClient, name: str, folder: str | None, tags: dict[str, str]) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.create_experiment(name, artifact_location=folder)
+        return client.create_experiment(name, artifact_location=folder, tags=tags)
     except MlflowException as error:
         # Another campaign of this fleet was faster.
         found = client.get_experiment_by_name(name) if error.error_code == "RESOURCE_ALREADY_EXISTS" else None
