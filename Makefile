@@ -52,7 +52,7 @@ format: $(VENV)/.dev  ## rewrite the code in the project's format
 
 constraints: $(VENV)/.uv  ## resolve constraints.txt anew from pyproject.toml
 	echo "# What this release was tested with, on Python 3.11. Written by \`make constraints\`." > constraints.txt
-	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --upgrade \
+	$(BIN)/uv pip compile pyproject.toml --quiet --all-extras --no-extra gpu-node --python-version 3.11 --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links >> constraints.txt
 
 benchmark: $(VENV)/.dev  ## evaluate the saving against other ways of choosing what to measure

@@ -60,7 +60,12 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _plan(stack: Stack, started: float) -> None:
     # Only now: these bring MLflow's client, whose import would slow the servers' own start.
-    from fleetsieve_airflow.demo.campaign import run_campaign, wait_for_dag, write_results
+    from fleetsieve_airflow.demo.campaign import (
+        follow_campaign,
+        start_campaign,
+        wait_for_dag,
+        write_results,
+    )
     from fleetsieve_airflow.reporting.text import outcome_text, round_line
     from fleetsieve_airflow.spec import load_spec
 
@@ -68,7 +73,8 @@ def _plan(stack: Stack, started: float) -> None:
     api = stack.api()
     wait_for_dag(stack, api)
     _say(f"Planning {stack.dags_folder.name}/{FLEET_FILE} in Airflow at {stack.settings.airflow_url}")
-    outcome = run_campaign(
+    start_campaign(api, CAMPAIGN_ID)
+    outcome = follow_campaign(
         stack,
         api,
         fleet=fleet,

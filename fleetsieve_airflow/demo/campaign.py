@@ -66,22 +66,27 @@ def wait_for_dag(stack: Stack, api: AirflowApi, dag_id: str = DAG_ID, *, timeout
     api.unpause(dag_id)
 
 
-def run_campaign(
+def start_campaign(api: AirflowApi, campaign_id: str, *, fleet_file: str = "") -> None:
+    """Trigger a campaign of a fleet file, or of the DAG's own one."""
+    conf = {"campaign_id": campaign_id, "reason": "demo"} | ({"fleet": fleet_file} if fleet_file else {})
+    api.trigger(DAG_ID, conf, run_id=f"{campaign_id}__r01")
+
+
+def follow_campaign(
     stack: Stack,
     api: AirflowApi,
     *,
     fleet: str,
     campaign_id: str,
-    on_round: Callable[[Decision], None],
+    on_round: Callable[[Decision], None] = lambda decision: None,
     timeout_s: float = 900.0,
 ) -> Outcome:
-    """Trigger a campaign of a fleet, wait for its end and fetch the results.
+    """Wait for the end of a campaign that was started, and fetch its results.
 
     :param fleet: the fleet's name, as its file says it.
     :param on_round: called once for each decided round, in order.
     :raises DemoError: a run failed, a server died, or the time is over.
     """
-    api.trigger(DAG_ID, {"campaign_id": campaign_id, "reason": "demo"}, run_id=f"{campaign_id}__r01")
     follower = Follower(MlflowHook(tracking_uri=stack.settings.mlflow_url), fleet, campaign_id, on_round)
     deadline = time.monotonic() + timeout_s
     while not has_ended(runs_of(api, campaign_id)):
@@ -90,9 +95,7 @@ def run_campaign(
             if processes.find(service.pid_file) is None:
                 raise DemoError(f"{service.name} ended during the campaign.\n{processes.tail(service.log)}")
         if time.monotonic() > deadline:
-            raise DemoError(
-                f"The campaign did not end within {timeout_s:.0f} s.\n{trouble(stack, api, campaign_id)}"
-            )
+            raise DemoError(f"No end within {timeout_s:.0f} s.\n{trouble(stack, api, campaign_id)}")
         time.sleep(POLL_S)
     follower.look()
     if any(run["state"] == "failed" for run in runs_of(api, campaign_id)):

@@ -19,6 +19,7 @@ from fleetsieve_airflow.errors import FleetsieveError
 
 POLL_S = 0.25
 TAIL_LINES = 25
+ANSWER_TIMEOUT_S = 20.0
 
 
 class DemoError(FleetsieveError):
@@ -148,9 +149,9 @@ def tail(log: Path) -> str:
 
 
 def answers(url: str) -> bool:
-    """Return whether a GET of the address is answered with success within 2 s."""
+    """Return whether a GET of the address is answered with success before its timeout."""
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as response:  # noqa: S310 - loopback http only
+        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as response:  # noqa: S310 - loopback http only
             return bool(response.status == 200)  # noqa: PLR2004
     except (urllib.error.URLError, OSError):
         return False

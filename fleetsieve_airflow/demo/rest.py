@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,6 +14,8 @@ from typing import Any
 from fleetsieve_airflow.demo.processes import DemoError
 
 TIMEOUT_S = 30.0
+GET_TRIES = 4
+GET_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,12 @@ class AirflowApi:
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Return the answer to a GET under ``/api/v2``."""
         suffix = f"?{urllib.parse.urlencode(query, doseq=True)}" if query else ""
+        for _ in range(GET_TRIES - 1):
+            try:
+                return self._call("GET", path + suffix)
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                # A small machine that starts tasks may be slow to answer; asking again changes nothing.
+                time.sleep(GET_WAIT_S)
         return self._call("GET", path + suffix)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:

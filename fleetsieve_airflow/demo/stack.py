@@ -18,7 +18,7 @@ from fleetsieve_airflow.demo.processes import Service
 from fleetsieve_airflow.demo.rest import AirflowApi, fetch_json
 
 AIRFLOW_COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,11 @@ class Stack:
 
     def wait_until_healthy(self, services: list[Service]) -> None:
         """Wait until MLflow answers and Airflow says that each of its components is alive."""
+        # The API for tasks is built at its first request, for which the whole server stands still for some
+        # seconds: better now, while the others start, than in front of the first task.
+        pages = (f"{self.settings.airflow_url}/execution/health", f"{self.settings.mlflow_url}/health")
         processes.wait_until(
-            lambda: processes.answers(f"{self.settings.mlflow_url}/health") and self.airflow_is_healthy(),
+            lambda: all(processes.answers(page) for page in pages) and self.airflow_is_healthy(),
             "MLflow and Airflow to become healthy",
             services,
             timeout_s=START_TIMEOUT_S,
@@ -157,7 +160,9 @@ def _airflow_options(stack: Stack) -> dict[str, str]:
         },
         "api_auth": {"jwt_secret": settings.jwt_secret},
         # A campaign is a chain of short tasks: waiting a second between two looks would be most of its time.
-        "scheduler": {"scheduler_idle_sleep_time": 0.2},
+        "scheduler": {"scheduler_idle_sleep_time": 0.5},
+        # Two cores may be busy for longer than the five seconds that a task waits for an answer by default.
+        "workers": {"execution_api_timeout": 60},
         "dag_processor": {"parsing_processes": 1, "refresh_interval": 15, "min_file_process_interval": 20},
         "usage_data_collection": {"enabled": False},
         "logging": {"colored_console_log": False},
