@@ -84,3 +84,5 @@ $(VENV34)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
 	@grep -vE '^apache-airflow' constraints.txt > $(VENV34)/constraints.txt
 	@$(BIN)/uv $(INSTALL) --python $(VENV34)/bin/python --constraint $(VENV34)/constraints.txt --editable '.[dev]' $(AIRFLOW34)
 	@touch $@
+
+include make/real.mk

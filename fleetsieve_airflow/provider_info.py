@@ -34,11 +34,22 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
-        "hooks": [{"integration-name": INTEGRATION, "python-modules": ["fleetsieve_airflow.hooks.mlflow"]}],
-        "triggers": [
-            {"integration-name": INTEGRATION, "python-modules": ["fleetsieve_airflow.triggers.measurement"]}
+        "hooks": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": ["fleetsieve_airflow.hooks.mlflow", "fleetsieve_airflow.hooks.slurm"],
+            }
         ],
-        "connection-types": [_mlflow_connection()],
+        "triggers": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "fleetsieve_airflow.triggers.measurement",
+                    "fleetsieve_airflow.triggers.slurm",
+                ],
+            }
+        ],
+        "connection-types": [_mlflow_connection(), _slurm_connection()],
         "extra-links": ["fleetsieve_airflow.links.MlflowRunLink"],
         "config": {"fleetsieve": _settings()},
     }
@@ -53,6 +64,37 @@ def _mlflow_connection() -> dict[str, Any]:
             "hidden-fields": ["schema"],
             "relabeling": {"host": "Tracking server", "login": "Username"},
             "placeholders": {"host": "https://mlflow.example.com", "port": "443"},
+        },
+    }
+
+
+def _slurm_connection() -> dict[str, Any]:
+    """Return the form of a login node: the fields of an SSH connection, and where Slurm is."""
+
+    def field(label: str, description: str, *, secret: bool = False) -> dict[str, Any]:
+        schema = {"type": ["string", "null"], **({"format": "password"} if secret else {})}
+        return {"label": label, "schema": schema, "description": description}
+
+    return {
+        "connection-type": "slurm",
+        "hook-class-name": "fleetsieve_airflow.hooks.slurm.SlurmHook",
+        "hook-name": "Slurm",
+        "ui-field-behaviour": {
+            "hidden-fields": ["schema"],
+            "relabeling": {"host": "Login node", "login": "User"},
+            "placeholders": {"host": "login.cluster.example.com", "port": "22"},
+        },
+        "conn-fields": {
+            "host_key": field("Host key", "Type and key of the login node, as ssh-keyscan prints them."),
+            "key_file": field("Key file", "Private key on workers and triggerers; or give the key itself."),
+            "private_key": field("Private key", "Text of a private key.", secret=True),
+            "private_key_passphrase": field("Passphrase", "Of the private key.", secret=True),
+            "transport": field("Transport", "ssh (default), or local on a worker that is the login node."),
+            "run_root": field(
+                "Run folder", "Folder that login and compute nodes share; ~/fleetsieve by default."
+            ),
+            "slurm_bin": field("Slurm's commands", "Folder of sbatch, where it is not on the PATH."),
+            "setup": field("Setup", "Shell lines that run before every command, e.g. module load slurm."),
         },
     }
 

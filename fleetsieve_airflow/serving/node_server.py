@@ -39,7 +39,7 @@ REFUSALS = (
     r"No available memory for the cache blocks",
     r"[Ff]ree memory on device .* is less than desired GPU memory utilization",
     r"CUDA out of memory|OutOfMemoryError",
-    r"not (?:yet )?supported|is unsupported|does not support",
+    r"(?:ValueError|NotImplementedError|AssertionError)\b.*(?:not (?:yet )?supported|does not support)",
     r"unrecognized arguments|invalid choice",
 )
 PORT_TAKEN = r"Address already in use"

@@ -21,7 +21,7 @@ if environment vllm "$want"; then
 fi
 want=$(digest "$here/requirements-aiperf.txt")
 if environment aiperf "$want"; then
-  "$root/aiperf/bin/pip" install -q -r "$here/requirements-aiperf.txt"
+  "$root/aiperf/bin/pip" install -q --no-deps -r "$here/requirements-aiperf.txt"
   echo "$want" >"$root/aiperf/.installed"
 fi
 want=$(digest "$here/make_tiny_model.py")

@@ -1,8 +1,10 @@
-"""Write a tiny random Llama and a byte-level tokenizer that a real vLLM serves on a CPU: ``make_tiny_model.py FOLDER``.
+"""Write a tiny random Llama and a byte-level tokenizer that a real vLLM serves on a CPU: ``make_tiny_model.py
+FOLDER``.
 
-The tokenizer has no merges over the 128 ASCII bytes: one character is one token both ways, so that prompt lengths are
-exact by construction and n generated tokens count as n again in any client that tokenises the text itself. With all 256
-bytes in the vocabulary half of the random output would be broken UTF-8, which the server holds back.
+The tokenizer has no merges over the 128 ASCII bytes: one character is one token both ways, so that prompt
+lengths are exact by construction and n generated tokens count as n again in any client that tokenises the
+text itself. With all 256 bytes in the vocabulary half of the random output would be broken UTF-8, which the
+server holds back.
 """
 
 import pathlib
@@ -38,8 +40,12 @@ def write_tokenizer(folder: pathlib.Path) -> int:
         model_max_length=MAX_LENGTH,
     )
     text = "hello, world"
-    if fast.decode(fast.encode(text)) != text or len(fast.encode(text, add_special_tokens=False)) != len(text):
-        raise SystemExit("one character is not one token: the tokenizers library has changed its byte-level alphabet")
+    if fast.decode(fast.encode(text)) != text or len(fast.encode(text, add_special_tokens=False)) != len(
+        text
+    ):
+        raise SystemExit(
+            "one character is not one token: the tokenizers library has changed its byte-level alphabet"
+        )
     fast.save_pretrained(folder)
     return len(vocabulary)
 

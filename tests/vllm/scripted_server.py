@@ -1,8 +1,9 @@
-"""A scripted completions server with known truth, to check a load generator's clock and its counting of successes.
+"""A scripted completions server with known truth, to check a load generator's clock and its counting of
+successes.
 
-``scripted_server.py PORT [--faults]``: the first token after 50 ms, then one every 10 ms. With ``--faults``, of every ten
-requests one is answered by HTTP 500, one by an error event inside a 200 stream, one is cut, one is empty: 60 % are good.
-``GET /seen`` tells when each request arrived and what became of it.
+``scripted_server.py PORT [--faults]``: the first token after 50 ms, then one every 10 ms. With ``--faults``,
+of every ten requests one is answered by HTTP 500, one by an error event inside a 200 stream, one is cut, one
+is empty: 60 % are good. ``GET /seen`` tells when each request arrived and what became of it.
 """
 
 import argparse
@@ -43,9 +44,13 @@ class Script:
         await response.write_eof()
         return response
 
-    async def _stream(self, request: web.Request, response: web.StreamResponse, tokens: int, fault: str) -> bool:
+    async def _stream(
+        self, request: web.Request, response: web.StreamResponse, tokens: int, fault: str
+    ) -> bool:
         async def event(value: dict[str, Any]) -> None:
-            await response.write(b"data: " + json.dumps({"id": "c", "model": "tiny", **value}).encode() + b"\n\n")
+            await response.write(
+                b"data: " + json.dumps({"id": "c", "model": "tiny", **value}).encode() + b"\n\n"
+            )
 
         start = asyncio.get_running_loop().time()
         for index in range(tokens):
@@ -60,8 +65,15 @@ class Script:
                 request.transport.close()
                 return False
             finish = "length" if index == tokens - 1 else None
-            await event({"object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": finish}]})
-        await event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}})
+            await event(
+                {"object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": finish}]}
+            )
+        await event(
+            {
+                "choices": [],
+                "usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1},
+            }
+        )
         return True
 
     async def report(self, _: web.Request) -> web.Response:
