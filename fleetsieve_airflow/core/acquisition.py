@@ -23,6 +23,8 @@ from fleetsieve_airflow.evidence import CapacityInterval, Evidence, MeasurementP
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.serialization import points_of
 
+#: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be proved.
+HOPE = 0.3
 #: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
 MAX_THINNING = 24
 #: Most chosen points whose expected fall of the regret is worked out; the others show the proof's own share.
@@ -163,14 +165,14 @@ def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -
     expected = proof.expected_capacities(scene)
     likely = value_of(problem, expected)
     goal = spec.decision.required_fulfilment
-    if likely >= goal * (1 - SLACK):
+    if value_of(problem, proof.expected_capacities(scene, HOPE)) >= goal * (1 - SLACK):
         reached = proof.prove_reached(scene, goal)
         if reached:
             return list(reached)
     conservative = value_of(problem, outlook.box.lower)
     level = max(min(likely, goal), conservative)
-    lower_side = proof.prove_reached(scene, level - 0.5 * tolerance) or ()
-    upper_side = proof.prove_exceeded(scene, level + 0.5 * tolerance) or ()
+    lower_side = proof.prove_reached(scene, level) or ()
+    upper_side = proof.prove_exceeded(scene, level + 0.99 * tolerance) or ()
     if not lower_side and not upper_side:
         return []
     return _thinned(outlook, scene, _merged([*lower_side, *upper_side]), tolerance)

@@ -10,7 +10,7 @@ where demand and GPUs are of one order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,14 @@ class Kernel:
     noise: float
 
 
-#: Open loop: latency explodes near capacity, so margins rise steeply with load.
-OPEN_MARGIN = Kernel(1.5, -1.5, 0.5, 0.7, 0.25, 0.6, 0.35, 0.03)
-#: Closed loop: latency grows at most like the concurrency.
-CLOSED_MARGIN = Kernel(0.5, -0.5, 0.6, 0.8, 0.08, 0.2, 0.12, 0.02)
-#: ln(rate / concurrency) falls slowly with concurrency and rises with GPUs.
-CLOSED_RATE = Kernel(-0.4, 0.4, 0.5, 0.6, 0.08, 0.2, 0.1, 0.01)
+#: Open loop: latency explodes near capacity, so margins rise steeply with load, from zero at the guessed capacity.
+OPEN_MARGIN = Kernel(1.5, 0.0, 0.5, 0.7, 0.25, 0.6, 0.35, 0.05)
+#: Closed loop: tails grow about as the cube root of users per GPU; slopes and spreads are those of public grids at large.
+CLOSED_MARGIN = Kernel(0.35, -0.33, 0.3, 0.5, 0.04, 0.15, 0.15, 0.06)
+#: ln(rate / concurrency) falls with concurrency and rises with GPUs by about the same power.
+CLOSED_RATE = Kernel(-0.33, 0.34, 0.4, 0.5, 0.03, 0.12, 0.13, 0.03)
+#: Prior ln(tail / limit) of a workload's largest replica at its lowest load: limits are set to be reachable, with some room.
+EASIEST_MARGIN = -0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,11 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Rows of a process: one per load of each ladder."""
+    """Rows of a process, one per load of each ladder.
+
+    :param load: ln of the load over the workload's lowest load.  # (rows,)
+    :param gpus: ln of the replica's GPUs over the workload's largest replica.  # (rows,)
+    """
 
     workload: NDArray[np.int64]
     candidate: NDArray[np.int64]
@@ -83,11 +89,14 @@ def believe(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorC
     inputs, guess = _inputs(problem, ladders, priors)
     open_loop = ladders[0].candidate.load_kind == "offered_load_rps"
     margins = np.array([np.nan if m is None else m for ladder in ladders for m in ladder.margins])
-    kernel = OPEN_MARGIN if open_loop else CLOSED_MARGIN
-    mean, sd = _posterior(kernel, inputs, inputs.load - guess if open_loop else _centred(inputs.load), margins)
-    met = ndtr(-mean / sd)
     loads = np.concatenate([np.array(ladder.candidate.loads) for ladder in ladders])
-    rate = loads if open_loop else loads * np.exp(_log_rates(inputs, guess, ladders))
+    if open_loop:
+        mean, sd = _posterior(OPEN_MARGIN, replace(inputs, load=np.log(loads) - guess), 0.0, margins)
+        rate = loads
+    else:
+        mean, sd = _posterior(CLOSED_MARGIN, inputs, EASIEST_MARGIN, margins)
+        rate = loads * np.exp(_log_rates(inputs, np.log(loads), guess, ladders))
+    met = ndtr(-mean / sd)
     cuts = np.cumsum([len(ladder.candidate.loads) for ladder in ladders])[:-1]
     return Belief(
         [_implied(ladder, row) for ladder, row in zip(ladders, np.split(met, cuts), strict=True)],
@@ -107,24 +116,24 @@ def _inputs(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorC
         )
         for ladder in ladders
     ]
+    lowest = {
+        w: min(ladder.candidate.loads[0] for ladder in ladders if ladder.workload == w)
+        for w in {ladder.workload for ladder in ladders}
+    }
+    largest = {w: max(ladder.gpus for ladder in ladders if ladder.workload == w) for w in lowest}
     return (
         _Inputs(
             workload=np.repeat([ladder.workload for ladder in ladders], counts),
             candidate=np.repeat(np.arange(len(ladders)), counts),
-            load=np.log(np.concatenate([np.array(ladder.candidate.loads) for ladder in ladders])),
-            gpus=np.repeat(np.log([ladder.gpus for ladder in ladders]), counts),
+            load=np.concatenate([np.log(np.array(l.candidate.loads) / lowest[l.workload]) for l in ladders]),
+            gpus=np.repeat([np.log(ladder.gpus / largest[ladder.workload]) for ladder in ladders], counts),
         ),
         np.repeat(share, counts),
     )
 
 
-def _centred(values: Array) -> Array:
-    result: Array = values - 0.5 * (values.min() + values.max())
-    return result
-
-
-def _log_rates(inputs: _Inputs, guess: Array, ladders: Sequence[Ladder]) -> Array:
-    """Predict ln(rate / concurrency), anchored so that a ladder's middle serves the guessed capacity."""
+def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequence[Ladder]) -> Array:
+    """Predict ln(rate / concurrency), anchored so that the guessed capacity is served where the limit is expected."""
     measured = np.array(
         [
             np.nan if rate is None else np.log(max(0.5 * (rate[0] + rate[1]), 1e-9) / load)
@@ -132,21 +141,24 @@ def _log_rates(inputs: _Inputs, guess: Array, ladders: Sequence[Ladder]) -> Arra
             for rate, load in zip(ladder.rates, ladder.candidate.loads, strict=True)
         ]
     )
-    centre = 0.5 * (inputs.load.min() + inputs.load.max())
-    # the kernel's slope over GPUs is already part of the guess
-    anchor = guess - centre - CLOSED_RATE.slope_gpus * _centred(inputs.gpus)
-    mean, _ = _posterior(CLOSED_RATE, inputs, _centred(inputs.load), measured - anchor)
+    limit = -(EASIEST_MARGIN + CLOSED_MARGIN.slope_gpus * inputs.gpus) / CLOSED_MARGIN.slope_load  # ln load there
+    starts = np.cumsum([0, *(len(ladder.candidate.loads) for ladder in ladders)])
+    for start, stop in zip(starts, starts[1:], strict=False):
+        limit[start:stop] = np.clip(limit[start], inputs.load[start], inputs.load[stop - 1])
+    base = log_loads - inputs.load  # ln of the workload's lowest load
+    anchor = guess - (base + limit) - CLOSED_RATE.slope_load * limit - CLOSED_RATE.slope_gpus * inputs.gpus
+    mean, _ = _posterior(CLOSED_RATE, inputs, 0.0, measured - anchor)
     result: Array = mean + anchor
     return result
 
 
-def _posterior(kernel: Kernel, rows: _Inputs, load: Array, values: Array) -> tuple[Array, Array]:
+def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tuple[Array, Array]:
     """Return mean and standard deviation of a process at every row, given ``values`` (NaN: not measured).
 
-    :param load: ln load relative to where the prior mean is zero.  # (rows,)
+    :param level: prior mean where ln load and ln GPUs of the rows are zero.
     """
-    gpus = _centred(rows.gpus)
-    prior = kernel.slope_load * load + (kernel.slope_gpus * gpus if kernel is not OPEN_MARGIN else 0.0)
+    load, gpus = rows.load, rows.gpus
+    prior = level + kernel.slope_load * load + kernel.slope_gpus * gpus
     known = np.flatnonzero(~np.isnan(values))
     variance = _covariance(kernel, rows, load, gpus, None, None)
     if not len(known):

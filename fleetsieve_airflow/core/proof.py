@@ -22,9 +22,13 @@ from fleetsieve_airflow.core.ladder import Ladder
 Array = NDArray[np.float64]
 #: Below this probability an outcome is not planned for.
 LEAST_CHANCE = 0.02
+#: Cuts are first sought among outcomes of at least this probability.
+LIKELY = 0.25
+#: Most GPU counts per workload for which the price of proving them is worked out.
+MAX_GOALS = 12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Question:
     """One load to measure and the outcome that would help: ``hoped`` met or missed, with its probability."""
 
@@ -32,6 +36,16 @@ class Question:
     load: int
     hoped: str
     chance: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cut:
+    """Questions whose hoped answers leave a candidate's capacity at most ``cap`` req/s."""
+
+    cap: float
+    price: float
+    chance: float
+    questions: tuple[Question, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +82,13 @@ class Scene:
         return () if self.dominated[i] else (j for j in self.ladders[i].unknown() if self.askable[i][j])
 
 
-def expected_capacities(scene: Scene) -> list[list[float]]:
-    """Return each candidate's most likely capacity in req/s, inside its bounds."""
+def expected_capacities(scene: Scene, chance: float = 0.5) -> list[list[float]]:
+    """Return for each candidate the capacity in req/s that it reaches with a given chance, inside its bounds."""
     rows = []
     for w, indices in enumerate(scene.members):
         row = []
         for c, i in enumerate(indices):
-            likely = np.flatnonzero(scene.belief.met[i] >= 0.5)
+            likely = np.flatnonzero(scene.belief.met[i] >= chance)
             value = float(scene.belief.rate[i][likely[-1]]) if len(likely) else 0.0
             row.append(min(max(value, scene.lower[w][c]), scene.upper[w][c]))
         rows.append(row)
@@ -132,7 +146,7 @@ def _pairs(
 
 def _gpus_with(base: Array, target: float, size: int, rate: float) -> int:
     """Return the GPUs that reach a target with any number of replicas of one more kind on top of a curve."""
-    most = math.ceil(target / rate)
+    most = max(0, math.ceil(target / rate))
     if most * size > 4 * len(base):
         most = max(1, 4 * len(base) // size)
     replicas = np.arange(most + 1)
@@ -192,11 +206,18 @@ def prove_exceeded(scene: Scene, level: float) -> tuple[Question, ...] | None:
 
     :return: None where no likely answers prove it; an empty tuple where it is proved already.
     """
+    for least_chance in (LIKELY, LEAST_CHANCE):
+        if (found := _exceeded(scene, level, least_chance)) is not None:
+            return found
+    return None
+
+
+def _exceeded(scene: Scene, level: float, least_chance: float) -> tuple[Question, ...] | None:
     assert scene.problem.home is not None
     found: tuple[float, tuple[Question, ...]] | None = None
     for k, total in enumerate(scene.problem.totals):
         members = [w for w, pool in enumerate(scene.problem.home) if pool == k]
-        frontiers = [_requiring(scene, w, level, total) for w in members]
+        frontiers = [_requiring(scene, w, level, total, least_chance) for w in members]
         picked = _at_least(frontiers, total + 1)
         if picked is not None:
             price = sum(option.price for option in picked)
@@ -205,71 +226,71 @@ def prove_exceeded(scene: Scene, level: float) -> tuple[Question, ...] | None:
     return None if found is None else found[1]
 
 
-def _requiring(scene: Scene, w: int, level: float, total: int) -> list[Option]:
+def _requiring(scene: Scene, w: int, level: float, total: int, least_chance: float) -> list[Option]:
     """Return what it costs to prove that a workload needs at least so many GPUs to exceed a level."""
     target = float(scene.problem.demands[w]) * level * (1.0 + 8 * SLACK)
-    base = curve(scene.problem, w, scene.upper[w])
-    now = int(np.searchsorted(base, target))
-    cuts = [_cuts(scene, w, c) for c in range(len(scene.members[w]))]
-    options = [Option(min(now, total + 1), 0.0, ())]
-    goals = {total + 1}
-    for c, size in enumerate(scene.problem.gpus[w]):
-        for cap, _, _ in cuts[c]:
-            goals.add(min(total + 1, size * math.ceil(target / cap)) if cap > 0.0 else total + 1)
-    for goal in sorted(g for g in goals if g > now):
-        if (option := _requiring_at(scene, w, target, goal, cuts)) is not None:
-            options.append(option)
+    upper = scene.upper[w]
+    now = min(int(np.searchsorted(curve(scene.problem, w, upper), target)), total + 1)
+    options = [Option(now, 0.0, ())]
+    cuts = [
+        sorted(cut for cut in _cuts(scene, w, c) if cut.chance >= least_chance and cut.cap < upper[c])
+        for c in range(len(upper))
+    ]
+    tightest = [row[0].cap if row else upper[c] for c, row in enumerate(cuts)]
+    most = min(int(np.searchsorted(curve(scene.problem, w, tightest), target)), total + 1)
+    for goal in _goals(scene.problem.gpus[w], cuts, target, now, most):
+        options.append(_requiring_at(scene, w, target, goal, cuts))
     return options
 
 
-def _requiring_at(
-    scene: Scene, w: int, target: float, goal: int, cuts: Sequence[Sequence[tuple[float, float, tuple[Question, ...]]]]
-) -> Option | None:
-    """Return the cheapest cuts that leave a workload needing ``goal`` GPUs, or None where nothing likely does."""
-    row = list(scene.upper[w])
-    price, questions = 0.0, []
-    for c, size in enumerate(scene.problem.gpus[w]):
-        replicas = (goal - 1) // size
-        if replicas and row[c] * replicas >= target:
-            fitting = [cut for cut in cuts[c] if cut[0] * replicas < target]
-            if not fitting:
-                return None
-            best = min(fitting, key=lambda cut: (cut[1], -cut[0]))
-            row[c] = best[0]
-            price += best[1]
-            questions.extend(best[2])
-    if curve(scene.problem, w, row)[goal - 1] >= target:
-        return None  # a mix of kinds still gets there; a finer cut is another goal's option
-    return Option(goal, price, tuple(questions))
+def _goals(sizes: Sequence[int], cuts: Sequence[Sequence[Cut]], target: float, now: int, most: int) -> list[int]:
+    """Return the GPU counts worth proving, the highest first: where one kind of replica alone would come to need more."""
+    steps = {size * math.ceil(target / cut.cap) for size, row in zip(sizes, cuts, strict=True) for cut in row if cut.cap > 0}
+    goals = sorted({most, *(step for step in steps if now < step < most)} - {now}, reverse=True)
+    return [goal for goal in goals if goal > now][:MAX_GOALS]
 
 
-def _cuts(scene: Scene, w: int, c: int) -> list[tuple[float, float, tuple[Question, ...]]]:
-    """Return (upper bound left, expected price, questions) for each way to cut one candidate's capacity from above."""
+def _requiring_at(scene: Scene, w: int, target: float, goal: int, cuts: Sequence[Sequence[Cut]]) -> Option:
+    """Return cheap cuts that leave a workload needing ``goal`` GPUs: the tightest, each loosened as far as it can be."""
+    chosen: list[Cut | None] = [row[0] if row else None for row in cuts]
+    row = [scene.upper[w][c] if cut is None else cut.cap for c, cut in enumerate(chosen)]
+    for c in sorted(range(len(row)), key=lambda c: -(chosen[c].price if chosen[c] else 0.0)):  # type: ignore[union-attr]
+        for looser in (None, *sorted(cuts[c], key=lambda cut: (cut.price, -cut.cap))):
+            kept = row[c]
+            row[c] = scene.upper[w][c] if looser is None else looser.cap
+            if curve(scene.problem, w, row)[goal - 1] < target:
+                chosen[c] = looser
+                break
+            row[c] = kept
+    used = [cut for cut in chosen if cut is not None]
+    return Option(goal, sum(cut.price for cut in used), tuple(q for cut in used for q in cut.questions))
+
+
+def _cuts(scene: Scene, w: int, c: int) -> list[Cut]:
+    """Return the ways to cut one candidate's capacity from above, by one or two questions."""
     i = scene.members[w][c]
     ladder, met, rate = scene.ladders[i], scene.belief.met[i], scene.belief.rate[i]
-    cuts: list[tuple[float, float, tuple[Question, ...]]] = []
+    cuts: list[Cut] = []
     closed = ladder.candidate.load_kind == "concurrency"
     asked = list(scene.open_loads(i))
     for j in asked:
         missed = ladder.with_outcome(j, "missed", float(rate[j]))
-        _add_cut(cuts, scene, missed, (Question(i, j, "missed", 1.0 - float(met[j])),))
+        cuts.append(_cut(scene, w, c, missed, (Question(i, j, "missed", 1.0 - float(met[j])),)))
         if not closed:
             continue
         known = ladder.with_outcome(j, "met", float(rate[j]))
-        _add_cut(cuts, scene, known, (Question(i, j, "met", float(met[j])),))
+        cuts.append(_cut(scene, w, c, known, (Question(i, j, "met", float(met[j])),)))
         if j + 1 in asked:
             both = known.with_outcome(j + 1, "missed", float(rate[j + 1]))
             pair = (Question(i, j, "met", float(met[j])), Question(i, j + 1, "missed", 1.0 - float(met[j + 1])))
-            _add_cut(cuts, scene, both, pair)
-    return [(min(cap, scene.upper[w][c]), price, questions) for cap, price, questions in cuts]
+            cuts.append(_cut(scene, w, c, both, pair))
+    return [cut for cut in cuts if cut.chance >= LEAST_CHANCE]
 
 
-def _add_cut(
-    cuts: list[tuple[float, float, tuple[Question, ...]]], scene: Scene, after: Ladder, questions: tuple[Question, ...]
-) -> None:
-    if min(question.chance for question in questions) >= LEAST_CHANCE:
-        price = sum(scene.costs[question.ladder] / question.chance for question in questions)
-        cuts.append((after.capacity_upper, price, questions))
+def _cut(scene: Scene, w: int, c: int, after: Ladder, questions: tuple[Question, ...]) -> Cut:
+    price = sum(scene.costs[question.ladder] / max(question.chance, 1e-6) for question in questions)
+    chance = min(question.chance for question in questions)
+    return Cut(min(after.capacity_upper, scene.upper[w][c]), price, chance, questions)
 
 
 def _at_least(rows: Sequence[Sequence[Option]], needed: int) -> list[Option] | None:
