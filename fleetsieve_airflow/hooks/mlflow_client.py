@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -70,26 +70,24 @@ _EXTRAS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrackingServer:
     """Where MLflow is and how to be let in. Secrets do not show in its text.
 
-    :param uri: tracking URI without credentials, e.g. ``https://mlflow.example.com`` or ``sqlite:////var/mlflow.db``.
+    :param uri: tracking URI, e.g. ``https://mlflow.example.com`` or ``sqlite:////var/mlflow.db``.
     :param ui_url: address of its pages as people's browsers see it; empty where there are none.
     :param settings: further MLflow environment variables.
     """
 
     uri: str
     username: str = ""
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
+    password: str = ""
+    token: str = ""
     ui_url: str = ""
     settings: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def has_pages(self) -> bool:
-        """Whether a browser can open it."""
-        return bool(self.ui_url)
+    def __repr__(self) -> str:
+        return f"TrackingServer({self.shown_uri!r})"
 
     @property
     def shown_uri(self) -> str:
