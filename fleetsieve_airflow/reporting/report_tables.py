@@ -58,11 +58,14 @@ def plan_table(
         (f"headroom at the {bound} bound", True),
     ]
     known = {(interval.workload, interval.config): interval for interval in decision.intervals}
-    capacities = {}
+    capacities: dict[tuple[str, str], float] = {}
     for item in words.used(plan):
-        interval = known.get((item.workload, item.config))
-        bound = interval and (interval.upper if optimistic else interval.lower).value_rps
-        capacities[item.workload, item.config] = item.capacity_rps if bound is None else bound
+        key = (item.workload, item.config)
+        capacities[key] = item.capacity_rps
+        if interval := known.get(key):
+            end = interval.upper if optimistic else interval.lower
+            # A plan counts no replica for more than its workload's demand; headroom is what lies beyond.
+            capacities[key] = item.capacity_rps if end.value_rps is None else end.value_rps
     rows = [row for workload in spec.workloads for row in _plan_rows(spec, workload, plan, known, capacities)]
     return table(columns, rows, most, "allocation")
 
