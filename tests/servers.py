@@ -50,6 +50,8 @@ class MlflowServer:
                 env={
                     **os.environ,
                     "MLFLOW_DISABLE_TELEMETRY": "true",
+                    # Its job runner is seven processes for features that nothing here uses.
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                     "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "20",
                     "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "40",
                 },
