@@ -56,6 +56,14 @@ class Installed:
         return output_of([str(self.bin / command[0]), *command[1:]], self.folder, own)
 
 
+def table(text: str) -> list[dict[str, str]]:
+    """Return the table that an Airflow command printed as JSON, below whatever it logged first."""
+    lines = text.splitlines()
+    start = max(number for number, line in enumerate(lines) if line.startswith("["))
+    rows: list[dict[str, str]] = json.loads("\n".join(lines[start:]))
+    return rows
+
+
 def output_of(command: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> str:
     """Run a program; its standard output, or a failure that shows both of its outputs."""
     done = subprocess.run(
@@ -109,12 +117,12 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(installed: I
 
 
 def test_airflow_lists_the_provider(installed: Installed) -> None:
-    providers = json.loads(installed.run("airflow", "providers", "list", "--output", "json"))
+    providers = table(installed.run("airflow", "providers", "list", "--output", "json"))
     assert "fleetsieve-airflow" in {provider["package_name"] for provider in providers}
 
 
 def test_airflow_loads_the_plugin(installed: Installed) -> None:
-    plugins = json.loads(installed.run("airflow", "plugins", "--output", "json"))
+    plugins = table(installed.run("airflow", "plugins", "--output", "json"))
     ours = [plugin for plugin in plugins if plugin["name"] == "fleetsieve"]
     assert len(ours) == 1
     assert "fleetsieve-airflow" in ours[0]["source"]
@@ -128,10 +136,8 @@ def test_the_command_line_works_without_the_repository(installed: Installed) -> 
 def test_no_dag_file_has_import_errors(installed: Installed) -> None:
     installed.run("airflow", "db", "migrate")
     installed.run("airflow", "dags", "reserialize")
-    assert json.loads(installed.run("airflow", "dags", "list-import-errors", "--output", "json")) == []
-    known = {
-        dag["dag_id"] for dag in json.loads(installed.run("airflow", "dags", "list", "--output", "json"))
-    }
+    assert table(installed.run("airflow", "dags", "list-import-errors", "--output", "json")) == []
+    known = {dag["dag_id"] for dag in table(installed.run("airflow", "dags", "list", "--output", "json"))}
     assert "fleet_plan" in known
 
 
