@@ -119,9 +119,9 @@ def spend_of(spec: FleetSpec, evidence: Evidence) -> Spend:
         if not candidate.excluded
     ]
     return Spend(
-        gpu_seconds_window=sum(measurement.gpu_seconds_window for measurement in paid),
-        gpu_seconds_billed=sum(measurement.gpu_seconds_billed for measurement in paid)
-        + sum(failure.gpu_seconds_billed for failure in evidence.failures),
+        gpu_seconds_window=sum((measurement.gpu_seconds_window for measurement in paid), 0.0),
+        gpu_seconds_billed=sum((measurement.gpu_seconds_billed for measurement in paid), 0.0)
+        + sum((failure.gpu_seconds_billed for failure in evidence.failures), 0.0),
         points_measured=len(paid),
         points_reused=len(evidence.items) - len(paid),
         points_all=sum(loads for loads, _ in every),

@@ -142,8 +142,7 @@ class MlflowHook(BaseHook):
         :param reason: why the fleet is planned, part of the run's name, e.g. ``weekly``.
         :param spec_text: the fleet file as it was written, kept beside the spec it means.
         :param airflow: facts of the task, of :attr:`airflow_facts`.
-        :raises SpecError: a fleet or workload name that MLflow cannot hold.
-        :raises TrackingError: the campaign was opened with another spec.
+        :raises SpecError: a name that MLflow cannot hold, or a campaign that was opened with another spec.
         """
         layout.check_names(spec)
         return self._campaigns.open(

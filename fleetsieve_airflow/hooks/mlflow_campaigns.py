@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fleetsieve_airflow.errors import TrackingError
+from fleetsieve_airflow.errors import SpecError, TrackingError
 from fleetsieve_airflow.evidence import Decision, DecisionState, Evidence
 from fleetsieve_airflow.hooks.mlflow_client import TrackingClient
 from fleetsieve_airflow.hooks.mlflow_files import json_text, write_files, write_tables
@@ -47,7 +47,7 @@ class CampaignStore:
     ) -> CampaignRef:
         """Find the campaign by its id, or begin it; one that was broken off goes on.
 
-        :raises TrackingError: the campaign was opened with another spec.
+        :raises SpecError: the campaign was opened with another spec.
         """
         key = layout.plan_key(campaign_id)
         date = datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
@@ -70,7 +70,7 @@ class CampaignStore:
         )
         campaign = campaign_of(run, fleet)
         if run.data.tags.get(layout.TAG_SPEC_SHA256) != spec_digest(spec):
-            raise TrackingError(
+            raise SpecError(
                 f"Campaign {campaign_id!r} of fleet {spec.fleet!r} was opened with another fleet spec "
                 f"(run {run.info.run_id}).",
                 hint="A campaign keeps the spec it began with: start a new one.",
@@ -269,6 +269,7 @@ def _summary(run: Run, fleet: FleetRef) -> CampaignSummary:
         status=run.info.status,
         plan=tags.get(layout.TAG_PLAN, ""),
         trigger=tags.get(layout.TAG_TRIGGER, ""),
+        dag_id=tags.get(layout.TAG_AIRFLOW_PREFIX + "dag_id", ""),
         round=int(tags.get(layout.TAG_ROUND, "0")),
         ended_ms=run.info.end_time,
         fulfilment_conservative=metrics.get("fleet/fulfilment_conservative"),

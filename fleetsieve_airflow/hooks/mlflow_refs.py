@@ -48,13 +48,17 @@ class CampaignRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignSummary:
-    """One line of a fleet's history. Numbers are those of the last round; None before the first."""
+    """One line of a fleet's history. Numbers are those of the last round; None before the first.
+
+    :param dag_id: the DAG that opened it; empty where Airflow did not.
+    """
 
     campaign: CampaignRef
     verdict: Verdict
     status: str
     plan: str
     trigger: str
+    dag_id: str
     round: int
     ended_ms: int | None
     fulfilment_conservative: float | None

@@ -163,7 +163,7 @@ class TestCampaigns:
 
     def test_a_campaign_keeps_the_spec_it_began_with(self, hook: MlflowHook, spec: FleetSpec) -> None:
         hook.open_campaign(spec, "c")
-        with pytest.raises(TrackingError, match="was opened with another fleet spec"):
+        with pytest.raises(SpecError, match="was opened with another fleet spec"):
             hook.open_campaign(replace(make_spec(demand={"chat": 13.0}), fleet=spec.fleet), "c")
 
     def test_a_campaign_opened_by_many_at_once_is_one(self, tracking_uri: str, spec: FleetSpec) -> None:
