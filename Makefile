@@ -61,8 +61,6 @@ benchmark: $(VENV)/.dev  ## evaluate the saving against other ways of choosing w
 clean: down  ## remove environments, databases and caches
 	rm -rf $(VENV) $(VENV34) .local .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
-include make/*.mk
-
 $(VENV)/.uv:
 	@[ -n "$(PYTHON)" ] || { echo "FleetSieve needs Python 3.11 or newer with venv; set PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
