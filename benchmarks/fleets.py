@@ -54,6 +54,10 @@ class Fleet:
     truth: dict[tuple[str, str, float], Run]
     runs: dict[tuple[str, str, float], tuple[Run, ...]]
 
+    def capacities(self) -> list[list[float]]:
+        """Return each candidate's true capacity in req/s, in the order of the allocation problem."""
+        return true_capacities(self.spec, self.truth)
+
     def measure(self, point: MeasurementPoint, run: Run | None = None) -> Measurement:
         """Return what measuring a point shows: the truth, or the given run."""
         shown = run if run is not None else self.truth[point.workload, point.config, point.load]
@@ -76,11 +80,12 @@ def real_fleets(grids: Sequence[Grid], per_family: int, seed: int = 0) -> list[F
     for family in sorted(families):
         for index in range(per_family):
             rng = random.Random(f"{seed}|{family}|{index}")
-            fleets.append(_fleet(family, index, families[family], rng))
+            fleets.append(drawn_fleet(family, index, families[family], rng))
     return fleets
 
 
-def _fleet(family: str, index: int, grids: Sequence[Grid], rng: random.Random) -> Fleet:
+def drawn_fleet(family: str, index: int, grids: Sequence[Grid], rng: random.Random) -> Fleet:
+    """Draw a fleet's grids, SLOs, demands and size; the index cycles through workload counts, then demand scales."""
     count = WORKLOADS[index % len(WORKLOADS)]
     scale = DEMAND_SCALES[(index // len(WORKLOADS)) % len(DEMAND_SCALES)]
     sizes = [gpus for gpus in GPUS if gpus >= max(16, 4 * count)]
@@ -112,7 +117,9 @@ def fleet_of(
         slo = Slo(limits=(LatencyLimit(metric="e2e", percentile=99, limit_s=limit_s),))
         best = max(run.served_rps / d for (d, _), run in cells.items() if meets(run, slo))
         demand = best * weights[i] * gpus / sum(weights)
-        workloads.append(Workload(name=label, model=f"m{i:02d}", demand_rps=demand, slo=slo, trace=Trace(name=grid.name)))
+        workloads.append(
+            Workload(name=label, model=f"m{i:02d}", demand_rps=demand, slo=slo, trace=Trace(name=grid.name))
+        )
         for degree in grid.degrees:
             loads = tuple(grid.loads(degree))
             config = f"TP{degree}"
@@ -128,7 +135,9 @@ def fleet_of(
         workloads=tuple(workloads),
         candidates=tuple(candidates),
         decision=DecisionSettings(tolerance=0.01),
-        measurement=MeasurementSettings(device="benchmark", duration_s=WINDOW_S, startup_s=STARTUP_S, profiling_gpus=1, repeats=1),
+        measurement=MeasurementSettings(
+            device="benchmark", duration_s=WINDOW_S, startup_s=STARTUP_S, profiling_gpus=1, repeats=1
+        ),
     )
     return Fleet(family, name, scaled_to(spec, truth, demand_scale), truth, runs)
 

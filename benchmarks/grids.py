@@ -67,7 +67,8 @@ class Grid:
             loads = self.loads(gpus)
             medians = [self._median(gpus, load, limits) for load in loads]
             columns = {
-                name: [math.exp(x) for x in isotonic([math.log(median[name]) for median in medians])] for name in limits
+                name: [math.exp(x) for x in isotonic([math.log(median[name]) for median in medians])]
+                for name in limits
             }
             served = isotonic([median["served_rps"] for median in medians])
             for j, load in enumerate(loads):
@@ -96,14 +97,20 @@ def read_grids(paths: Sequence[Path]) -> list[Grid]:
     for path in paths:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            lacking = [name for name in (*GRID_KEY, "gpus", "load", "load_kind", "served_rps") if name not in (reader.fieldnames or [])]
+            lacking = [
+                name
+                for name in (*GRID_KEY, "gpus", "load", "load_kind", "served_rps")
+                if name not in (reader.fieldnames or [])
+            ]
             if lacking:
                 raise GridError(f"{path}: lacks the columns {', '.join(lacking)}.")
             for row in reader:
                 rows[tuple(row[name] for name in GRID_KEY)].append(row)
     grids = [grid for key in sorted(rows) if (grid := _grid(key, rows[key])) is not None]
     if not grids:
-        raise GridError(f"No complete grid ({LEAST_CONFIGS} configs x {LEAST_LOADS} loads) in {', '.join(map(str, paths))}.")
+        raise GridError(
+            f"No complete grid ({LEAST_CONFIGS} configs x {LEAST_LOADS} loads) in {', '.join(map(str, paths))}."
+        )
     return grids
 
 

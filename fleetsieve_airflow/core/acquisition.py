@@ -25,6 +25,8 @@ from fleetsieve_airflow.serialization import points_of
 
 #: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be proved.
 HOPE = 0.3
+#: A batch grows while the proof it belongs to stands with at least this chance.
+STANDS = 0.5
 #: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
 MAX_THINNING = 24
 #: Most chosen points whose expected fall of the regret is worked out; the others show the proof's own share.
@@ -38,7 +40,9 @@ class Outlook:
     problem: Problem
     ladders: tuple[Ladder, ...]
     box: Box
-    places: tuple[tuple[int, int], ...]  # per ladder: its workload and its place among that workload's candidates
+    places: tuple[
+        tuple[int, int], ...
+    ]  # per ladder: its workload and its place among that workload's candidates
 
 
 def choose_points(
@@ -72,7 +76,9 @@ def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[boo
     for i, (w, c) in enumerate(_places(problem, ladders)):
         size = problem.gpus[w][c]
         others = [
-            (problem.gpus[w][o], box.lower[w][o]) for o in range(len(box.lower[w])) if o != c and box.lower[w][o] > 0
+            (problem.gpus[w][o], box.lower[w][o])
+            for o in range(len(box.lower[w]))
+            if o != c and box.lower[w][o] > 0
         ]
         known = _small_knapsack([(g, v) for g, v in others if g <= size], size)
         # an equal is only dominated by what is itself kept: strictly better, or smaller
@@ -183,10 +189,16 @@ def _fewest_gpus_proof(outlook: Outlook, scene: Scene, tolerance: float) -> list
     problem = outlook.problem
     required = problem.required
     expected = allocate_exact(problem, proof.expected_capacities(scene))
-    used = sum(g * n for row, got in zip(problem.gpus, expected, strict=True) for g, n in zip(row, got, strict=True))
+    used = sum(
+        g * n for row, got in zip(problem.gpus, expected, strict=True) for g, n in zip(row, got, strict=True)
+    )
     smaller = replace(problem, totals=(max(1, min(used, problem.totals[0])),), _curves={})
-    below = replace(problem, totals=(max(1, min(used, problem.totals[0]) - 1 - math.floor(tolerance)),), _curves={})
-    lower_side = proof.prove_reached(replace(scene, problem=smaller), required) or proof.prove_reached(scene, required)
+    below = replace(
+        problem, totals=(max(1, min(used, problem.totals[0]) - 1 - math.floor(tolerance)),), _curves={}
+    )
+    lower_side = proof.prove_reached(replace(scene, problem=smaller), required) or proof.prove_reached(
+        scene, required
+    )
     upper_side = proof.prove_exceeded(replace(scene, problem=below), required * (1 - 1e-6))
     return _merged([*(lower_side or ()), *(upper_side or ())])
 
@@ -272,10 +284,13 @@ def _batch(
     jobs: dict[tuple[str, str], int] = {}
     chosen: list[PlannedPoint] = []
     now = _regret_after(outlook, scene, ())
+    stands = 1.0  # the chance that all answers hoped for so far come true
     for question in ordered:
         point = points[question.ladder][question.load]
         if point is None:
             continue
+        if chosen and stands < STANDS:
+            break  # an earlier answer is likely to change the proof: this question may not be needed
         server = (spec.workload(point.workload).model, point.config)
         starts = server not in jobs
         if starts and chosen and point.gpus > room:
@@ -287,6 +302,7 @@ def _batch(
         if starts:
             room -= point.gpus
             jobs[server] = len(jobs)
+        stands *= question.chance
         fall = _expected_fall(outlook, scene, question, now) if len(chosen) < MAX_LOOKAHEAD else 0.0
         chosen.append(
             PlannedPoint(
@@ -320,7 +336,9 @@ def _reason(outlook: Outlook, scene: Scene, question: Question) -> str:
     demand = float(problem.demands[w])
     who = f"{ladder.candidate.config} for {ladder.candidate.workload}"
     if ladder.verdicts[question.load] is not None:
-        return f"{who}: the verdict at {ladder.candidate.loads[question.load]:g} is in doubt, a repeat is due."
+        return (
+            f"{who}: the verdict at {ladder.candidate.loads[question.load]:g} is in doubt, a repeat is due."
+        )
     if question.hoped == "met":
         replicas = max(1, math.ceil(demand * problem.required / max(rate, 1e-12) * (1 - SLACK)))
         return (

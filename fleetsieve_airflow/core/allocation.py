@@ -95,7 +95,9 @@ def problem_of(spec: FleetSpec, demand_scale: float = 1.0) -> Problem:
 def _packs_by_sum(spec: FleetSpec, gpus: Sequence[Sequence[int]], pools: Sequence[Sequence[int]]) -> bool:
     """Say whether replicas fit into nodes whenever their GPUs fit into the pool: sizes that divide each other do."""
     for k, pool in enumerate(spec.pools):
-        sizes = {g for row, home in zip(gpus, pools, strict=True) for g, p in zip(row, home, strict=True) if p == k}
+        sizes = {
+            g for row, home in zip(gpus, pools, strict=True) for g, p in zip(row, home, strict=True) if p == k
+        }
         chain = sorted({*sizes, pool.gpus_per_node})
         if any(high % low for low, high in zip(chain, chain[1:], strict=False)):
             return False
@@ -109,7 +111,9 @@ def curve(problem: Problem, w: int, capacities: Sequence[float]) -> Array:
     :return: shape (usable GPUs + 1,).
     """
     if problem.home is None:
-        raise ValueError("The exact programme needs workloads that each draw on one pool without side constraints.")
+        raise ValueError(
+            "The exact programme needs workloads that each draw on one pool without side constraints."
+        )
     key = (w, np.asarray(capacities, dtype=np.float64).tobytes())
     if (known := problem._curves.get(key)) is not None:
         return known
@@ -152,7 +156,9 @@ def gpus_needed(problem: Problem, rows: Sequence[Array], level: float) -> NDArra
     :return: shape (workloads,).
     """
     targets = problem.demands * level * (1.0 - SLACK)
-    return np.array([np.searchsorted(row, target) for row, target in zip(rows, targets, strict=True)], dtype=np.int64)
+    return np.array(
+        [np.searchsorted(row, target) for row, target in zip(rows, targets, strict=True)], dtype=np.int64
+    )
 
 
 def fits(problem: Problem, needed: NDArray[np.int64]) -> bool:
@@ -263,7 +269,11 @@ def _mix(problem: Problem, w: int, capacities: Sequence[float], row: Array, gpus
         slack = SLACK * max(1.0, float(row[gpus]))
         for c in order:
             size = problem.gpus[w][c]
-            if capacities[c] > 0.0 and size <= gpus and abs(row[gpus] - row[gpus - size] - capacities[c]) <= slack:
+            if (
+                capacities[c] > 0.0
+                and size <= gpus
+                and abs(row[gpus] - row[gpus - size] - capacities[c]) <= slack
+            ):
                 counts[c] += 1
                 gpus -= size
                 break

@@ -47,11 +47,11 @@ class Kernel:
 #: Open loop: latency explodes near capacity, so margins rise steeply with load, from zero at the guessed capacity.
 OPEN_MARGIN = Kernel(1.5, 0.0, 0.5, 0.7, 0.25, 0.6, 0.35, 0.05)
 #: Closed loop: tails grow about as the cube root of users per GPU; slopes and spreads are those of public grids at large.
-CLOSED_MARGIN = Kernel(0.35, -0.33, 0.3, 0.5, 0.04, 0.15, 0.15, 0.06)
+CLOSED_MARGIN = Kernel(0.35, -0.35, 0.4, 0.6, 0.05, 0.2, 0.15, 0.05)
 #: ln(rate / concurrency) falls with concurrency and rises with GPUs by about the same power.
 CLOSED_RATE = Kernel(-0.33, 0.34, 0.4, 0.5, 0.03, 0.12, 0.13, 0.03)
 #: Prior ln(tail / limit) of a workload's largest replica at its lowest load: limits are set to be reachable, with some room.
-EASIEST_MARGIN = -0.8
+EASIEST_MARGIN = -1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,15 @@ def believe(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorC
     )
 
 
-def _inputs(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity]) -> tuple[_Inputs, Array]:
+def _inputs(
+    problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity]
+) -> tuple[_Inputs, Array]:
     """Return the rows, and per row the ln capacity guessed for its candidate before anything is measured."""
     counts = [len(ladder.candidate.loads) for ladder in ladders]
     total, workloads = sum(problem.totals), len(problem.names)
-    believed = {(p.workload, p.config): 0.5 * (np.log(max(p.lower_rps, 1e-9)) + np.log(p.upper_rps)) for p in priors}
+    believed = {
+        (p.workload, p.config): 0.5 * (np.log(max(p.lower_rps, 1e-9)) + np.log(p.upper_rps)) for p in priors
+    }
     share = [
         believed.get(
             (ladder.candidate.workload, ladder.candidate.config),
@@ -141,7 +145,9 @@ def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequenc
             for rate, load in zip(ladder.rates, ladder.candidate.loads, strict=True)
         ]
     )
-    limit = -(EASIEST_MARGIN + CLOSED_MARGIN.slope_gpus * inputs.gpus) / CLOSED_MARGIN.slope_load  # ln load there
+    limit = (
+        -(EASIEST_MARGIN + CLOSED_MARGIN.slope_gpus * inputs.gpus) / CLOSED_MARGIN.slope_load
+    )  # ln load there
     starts = np.cumsum([0, *(len(ladder.candidate.loads) for ladder in ladders)])
     for start, stop in zip(starts, starts[1:], strict=False):
         limit[start:stop] = np.clip(limit[start], inputs.load[start], inputs.load[stop - 1])
@@ -172,7 +178,12 @@ def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tu
 
 
 def _covariance(
-    kernel: Kernel, rows: _Inputs, load: Array, gpus: Array, left: NDArray[np.int64] | None, right: NDArray[np.int64] | None
+    kernel: Kernel,
+    rows: _Inputs,
+    load: Array,
+    gpus: Array,
+    left: NDArray[np.int64] | None,
+    right: NDArray[np.int64] | None,
 ) -> Array:
     """Return the covariance between rows; with both sides None, the variance of each row."""
     if left is None and right is None:

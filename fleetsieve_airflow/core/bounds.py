@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleetsieve_airflow.core import milp
-from fleetsieve_airflow.core.allocation import SLACK, Problem, allocate_exact, best_level, curve, curves, problem_of
+from fleetsieve_airflow.core.allocation import (
+    SLACK,
+    Problem,
+    allocate_exact,
+    best_level,
+    curve,
+    curves,
+    problem_of,
+)
 from fleetsieve_airflow.evidence import Allocation, CapacityInterval, Plan, Scenario
 from fleetsieve_airflow.records import FleetSpec
 
@@ -235,13 +243,17 @@ def scenarios_of(spec: FleetSpec, counts: Counts, capacities: Capacities) -> tup
     for scale in spec.decision.demand_scenarios:
         problem = problem_of(spec, scale)
         shares = [min(1.0, share) for share in fulfilments(problem, capacities, counts)]
-        lost = sum((1.0 - share) * float(demand) for share, demand in zip(shares, problem.demands, strict=True))
+        lost = sum(
+            (1.0 - share) * float(demand) for share, demand in zip(shares, problem.demands, strict=True)
+        )
         rows.append(Scenario(demand_scale=scale, min_fulfilment=min(shares), lost_rps=lost))
     return tuple(rows)
 
 
 def _gpus(problem: Problem, counts: Counts) -> int:
-    return sum(g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True))
+    return sum(
+        g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True)
+    )
 
 
 def _cost(problem: Problem, counts: Counts) -> float | None:

@@ -16,7 +16,14 @@ from typing import Any
 from fleetsieve_airflow import __version__
 from fleetsieve_airflow.core.decision import decide
 from fleetsieve_airflow.errors import CertificateError, FleetsieveError
-from fleetsieve_airflow.evidence import Decision, Evidence, EvidenceItem, Measurement, PointFailure, PriorCapacity
+from fleetsieve_airflow.evidence import (
+    Decision,
+    Evidence,
+    EvidenceItem,
+    Measurement,
+    PointFailure,
+    PriorCapacity,
+)
 from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.serialization import (
     SCHEMA_VERSION,
@@ -117,7 +124,9 @@ def verify_certificate(document: Any) -> tuple[str, ...]:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         return ("This is not a certificate: its kind is missing or another.",)
     if document.get("schema_version") != SCHEMA_VERSION:
-        return (f"schema_version is {document.get('schema_version')!r}, this release reads {SCHEMA_VERSION}.",)
+        return (
+            f"schema_version is {document.get('schema_version')!r}, this release reads {SCHEMA_VERSION}.",
+        )
     try:
         return tuple(_differences(document))
     except (FleetsieveError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -163,7 +172,9 @@ def _evidence_row(item: EvidenceItem) -> dict[str, Any]:
 
 
 def _evidence_digest(document: dict[str, Any]) -> str:
-    rows = [[row["key"], row["round"], row["reused"], row["measurement_sha256"]] for row in document["evidence"]]
+    rows = [
+        [row["key"], row["round"], row["reused"], row["measurement_sha256"]] for row in document["evidence"]
+    ]
     return sha256([rows, document["failures"], document["priors"], document["rounds_done"]])
 
 
@@ -199,7 +210,16 @@ def _differences(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _allowed_fields() -> set[str]:
-    fixed = {"schema_version", "kind", "fleet", "spec", "spec_sha256", "evidence", "evidence_sha256", "failures"}
+    fixed = {
+        "schema_version",
+        "kind",
+        "fleet",
+        "spec",
+        "spec_sha256",
+        "evidence",
+        "evidence_sha256",
+        "failures",
+    }
     return fixed | {"priors", "rounds_done", "tolerance", "assumptions", *CIRCUMSTANCES, *DERIVED}
 
 
@@ -242,7 +262,11 @@ def _compare(path: str, claimed: Any, derived: Any) -> Iterator[str]:
             yield f"{path}: {len(claimed)} entries, derived {len(derived)}."
             return
         for index, (left, right) in enumerate(zip(claimed, derived, strict=True)):
-            name = f"{path}[{left.get('workload', index)} {left.get('config', '')}]" if isinstance(left, dict) else f"{path}[{index}]"
+            name = (
+                f"{path}[{left.get('workload', index)} {left.get('config', '')}]"
+                if isinstance(left, dict)
+                else f"{path}[{index}]"
+            )
             yield from _compare(name.replace(" ]", "]"), left, right)
     elif not _same(claimed, derived):
         yield f"{path}: the certificate says {claimed!r}, its evidence gives {derived!r}."

@@ -76,7 +76,10 @@ def _settled(
     required = settings.required_fulfilment
     reaches = conservative.min_fulfilment >= required * (1 - SLACK)
     if reaches and settings.objective == "max_min_fulfilment":
-        return "certified_feasible", f"The plan serves {required:.4g} of every demand at the lowest proved capacities."
+        return (
+            "certified_feasible",
+            f"The plan serves {required:.4g} of every demand at the lowest proved capacities.",
+        )
     loss, word = (regret, "regret") if settings.stop_on == "regret" else (gap, "gap")
     cannot = optimistic.min_fulfilment < required * (1 - SLACK)
     if loss <= settings.tolerance + SLACK:
@@ -130,7 +133,12 @@ def spend_of(spec: FleetSpec, evidence: Evidence) -> Spend:
 
 
 def _skipped(
-    spec: FleetSpec, problem: Problem, ladders: Sequence[Ladder], box: Box, state: DecisionState, chosen: set[str]
+    spec: FleetSpec,
+    problem: Problem,
+    ladders: Sequence[Ladder],
+    box: Box,
+    state: DecisionState,
+    chosen: set[str],
 ) -> tuple[SkippedPoint, ...]:
     """List the loads that are not measured although they could be, each with the reason that makes it safe."""
     beaten = dominated(problem, ladders, box)

@@ -23,7 +23,9 @@ def fit_intervals(spec: FleetSpec, evidence: Evidence) -> tuple[CapacityInterval
     """
     ladders = ladders_of(spec, evidence)
     tails = tail_intervals(spec, evidence, ladders)
-    intervals = [replace(interval_of(ladder), tails=tail) for ladder, tail in zip(ladders, tails, strict=True)]
+    intervals = [
+        replace(interval_of(ladder), tails=tail) for ladder, tail in zip(ladders, tails, strict=True)
+    ]
     intervals = _apply_priors(spec, intervals, evidence.priors)
     if spec.decision.interior_peak and "interior_peak" in spec.decision.certify_on:
         intervals = [interval for interval, _ in apply_interior_peak(spec, intervals)]
@@ -57,10 +59,20 @@ def _upper(ladder: Ladder, low: int, high: int) -> Bound:
         return Bound(value_rps=None, source="none")
     closing = ladder.keys[high + 1] if high + 1 < len(ladder.keys) else ()
     if high == low:
-        return Bound(value_rps=value, source="measured", evidence=(*ladder.keys[low], *closing) if low >= 0 else closing)
+        return Bound(
+            value_rps=value,
+            source="measured",
+            evidence=(*ladder.keys[low], *closing) if low >= 0 else closing,
+        )
     if ladder.candidate.load_kind == "concurrency" and ladder.rates[high] is None:
-        rated = tuple(key for keys, rate in zip(ladder.keys, ladder.rates, strict=True) if rate for key in keys)
-        return Bound(value_rps=value, source="closed_loop", evidence=(*rated, *(key for key in closing if key not in rated)))
+        rated = tuple(
+            key for keys, rate in zip(ladder.keys, ladder.rates, strict=True) if rate for key in keys
+        )
+        return Bound(
+            value_rps=value,
+            source="closed_loop",
+            evidence=(*rated, *(key for key in closing if key not in rated)),
+        )
     if closing:
         return Bound(value_rps=value, source="monotone", evidence=closing)
     return Bound(value_rps=value, source="ladder")
@@ -106,13 +118,16 @@ def apply_interior_peak(
     """
     result = {interval.label: (interval, "") for interval in intervals}
     for workload in spec.workloads:
-        row = sorted((i for i in intervals if i.workload == workload.name), key=lambda i: spec.config(i.config).gpus)
+        row = sorted(
+            (i for i in intervals if i.workload == workload.name), key=lambda i: spec.config(i.config).gpus
+        )
         gpus = [spec.config(interval.config).gpus for interval in row]
         if len(set(gpus)) < len(gpus) or len(row) < 3:
             continue  # two configs of one size have no order over the degrees
         low = [(i.lower.value_rps or 0.0) / g for i, g in zip(row, gpus, strict=True)]
         high = [
-            math.inf if i.upper.value_rps is None else i.upper.value_rps / g for i, g in zip(row, gpus, strict=True)
+            math.inf if i.upper.value_rps is None else i.upper.value_rps / g
+            for i, g in zip(row, gpus, strict=True)
         ]
         new_low, new_high = _peak_bounds(low, high)
         if any(lo > hi * (1 + 1e-9) for lo, hi in zip(new_low, new_high, strict=True)):

@@ -117,7 +117,9 @@ class Ladder:
 
         Loads below the highest met one cannot raise it: capacity is the rate at the highest load that meets the SLO.
         """
-        upper = max((self.rate_upper(j) for j in range(max(self.met_upto, 0), self.open_upto + 1)), default=0.0)
+        upper = max(
+            (self.rate_upper(j) for j in range(max(self.met_upto, 0), self.open_upto + 1)), default=0.0
+        )
         return max(upper, self.capacity_lower)
 
     def steps(self) -> tuple[float, ...]:
@@ -160,7 +162,9 @@ def ladders_of(spec: FleetSpec, evidence: Evidence) -> tuple[Ladder, ...]:
     )
 
 
-def _ladder(spec: FleetSpec, candidate: Candidate, workload: int, by_key: Mapping[str, Measurement]) -> Ladder:
+def _ladder(
+    spec: FleetSpec, candidate: Candidate, workload: int, by_key: Mapping[str, Measurement]
+) -> Ladder:
     found: dict[float, list[Measurement]] = defaultdict(list)
     for point in points_of(spec, candidate, spec.measurement.repeats):
         if (measurement := by_key.get(point.key)) is not None:
@@ -190,7 +194,8 @@ def _rate_range(cell: Sequence[Measurement]) -> Rates | None:
         return None
     served = [measurement.served_rps for measurement in ran]
     attempted = [
-        measurement.served_rps / max(1.0 if measurement.success_rate is None else measurement.success_rate, 1e-3)
+        measurement.served_rps
+        / max(1.0 if measurement.success_rate is None else measurement.success_rate, 1e-3)
         for measurement in ran
     ]
     return min(served), max(served), max(attempted)

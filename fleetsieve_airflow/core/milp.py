@@ -58,7 +58,9 @@ def _fewest_gpus(problem: Problem, capacities: Sequence[Sequence[float]]) -> Cou
         counts = _optimise(model, _gpus(problem, model.counts))
     except SolverError:
         return None
-    used = sum(g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True))
+    used = sum(
+        g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True)
+    )
     model.problem += _gpus(problem, model.counts) <= used
     headroom = pulp.LpVariable("headroom", 0.0)
     for w, row in enumerate(capacities):
@@ -111,7 +113,9 @@ def _pack_nodes(lp: Any, k: int, total: int, node: int, members: Sequence[tuple[
         return  # sizes that divide each other fit whenever their sum does
     patterns = _patterns(sizes, node)
     whole = pulp.lpSum((size // node) * count for size, count in members if size >= node)
-    uses = [pulp.LpVariable(f"pattern_{k}_{i}", 0, total // node, cat="Integer") for i in range(len(patterns))]
+    uses = [
+        pulp.LpVariable(f"pattern_{k}_{i}", 0, total // node, cat="Integer") for i in range(len(patterns))
+    ]
     rest = total % node
     partial = _patterns(sizes, rest) if rest and sizes and rest >= sizes[0] else ()
     last = [pulp.LpVariable(f"partial_{k}_{i}", 0, 1, cat="Integer") for i in range(len(partial))]
@@ -154,7 +158,9 @@ def _capacity(counts: Sequence[Any], row: Sequence[float]) -> Any:
 
 def _gpus(problem: Problem, counts: Sequence[Sequence[Any]]) -> Any:
     return pulp.lpSum(
-        size * n for row, got in zip(problem.gpus, counts, strict=True) for size, n in zip(row, got, strict=True)
+        size * n
+        for row, got in zip(problem.gpus, counts, strict=True)
+        for size, n in zip(row, got, strict=True)
     )
 
 

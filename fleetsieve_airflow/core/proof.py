@@ -243,9 +243,16 @@ def _requiring(scene: Scene, w: int, level: float, total: int, least_chance: flo
     return options
 
 
-def _goals(sizes: Sequence[int], cuts: Sequence[Sequence[Cut]], target: float, now: int, most: int) -> list[int]:
+def _goals(
+    sizes: Sequence[int], cuts: Sequence[Sequence[Cut]], target: float, now: int, most: int
+) -> list[int]:
     """Return the GPU counts worth proving, the highest first: where one kind of replica alone would come to need more."""
-    steps = {size * math.ceil(target / cut.cap) for size, row in zip(sizes, cuts, strict=True) for cut in row if cut.cap > 0}
+    steps = {
+        size * math.ceil(target / cut.cap)
+        for size, row in zip(sizes, cuts, strict=True)
+        for cut in row
+        if cut.cap > 0
+    }
     goals = sorted({most, *(step for step in steps if now < step < most)} - {now}, reverse=True)
     return [goal for goal in goals if goal > now][:MAX_GOALS]
 
@@ -282,7 +289,10 @@ def _cuts(scene: Scene, w: int, c: int) -> list[Cut]:
         cuts.append(_cut(scene, w, c, known, (Question(i, j, "met", float(met[j])),)))
         if j + 1 in asked:
             both = known.with_outcome(j + 1, "missed", float(rate[j + 1]))
-            pair = (Question(i, j, "met", float(met[j])), Question(i, j + 1, "missed", 1.0 - float(met[j + 1])))
+            pair = (
+                Question(i, j, "met", float(met[j])),
+                Question(i, j + 1, "missed", 1.0 - float(met[j + 1])),
+            )
             cuts.append(_cut(scene, w, c, both, pair))
     return [cut for cut in cuts if cut.chance >= LEAST_CHANCE]
 

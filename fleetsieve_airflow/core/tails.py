@@ -51,7 +51,9 @@ def tail_intervals(
                     named[name][load].append(math.log(max(value, 1e-9)))
         curves.append({name: _curve(cells) for name, cells in named.items()})
     bands = {name: _band([curve[name] for curve in curves if name in curve]) for name in _limit_names(spec)}
-    return tuple(_of_ladder(spec, ladder, curve, bands) for ladder, curve in zip(ladders, curves, strict=True))
+    return tuple(
+        _of_ladder(spec, ladder, curve, bands) for ladder, curve in zip(ladders, curves, strict=True)
+    )
 
 
 def _limit_names(spec: FleetSpec) -> list[str]:
@@ -61,7 +63,11 @@ def _limit_names(spec: FleetSpec) -> list[str]:
 def _curve(cells: dict[float, list[float]]) -> Curve:
     loads = sorted(cells)
     return list(
-        zip([math.log(load) for load in loads], isotonic([sum(cells[x]) / len(cells[x]) for x in loads]), strict=True)
+        zip(
+            [math.log(load) for load in loads],
+            isotonic([sum(cells[x]) / len(cells[x]) for x in loads]),
+            strict=True,
+        )
     )
 
 

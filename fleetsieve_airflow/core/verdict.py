@@ -124,7 +124,7 @@ def _success_reading(measurement: Measurement, required: float) -> _Reading:
             hint="Drop slo.success_rate or measure with a device that counts failures.",
         )
     failed, allowed = 1.0 - measurement.success_rate, 1.0 - required
-    ratio = _share_ratio(failed, allowed)
+    ratio = _share_margin(failed, allowed)
     misses = None if measurement.sent is None else float(measurement.failed or 0)
     return _Reading(ratio, misses, measurement.sent, allowed)
 
@@ -134,14 +134,14 @@ def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
     value = measurement.percentile(limit.name)
     for share in measurement.miss_shares:
         if share.limit == limit.name and math.isclose(share.limit_s, limit.limit_s, rel_tol=1e-9):
-            ratio = _share_ratio(share.share, allowed)
+            ratio = _share_margin(share.share, allowed)
             if value is not None and (value > limit.limit_s) == (ratio > EXACT):
                 ratio = math.log(max(value, 1e-9) / limit.limit_s)
             misses = None if measurement.sent is None else round(share.share * measurement.sent)
             return _Reading(ratio, misses, measurement.sent, allowed)
     failed = 0.0 if measurement.success_rate is None else 1.0 - measurement.success_rate
     if failed > allowed + EXACT:  # so many failed that the percentile itself is infinite
-        return _Reading(max(_share_ratio(failed, allowed), 0.1), None, None, allowed)
+        return _Reading(_share_margin(failed, allowed), None, None, allowed)
     if value is None:
         raise EvidenceError(
             f"{measurement.point.label}: the SLO limits {limit.name}, the measurement did not record it.",
@@ -150,6 +150,14 @@ def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
     return _Reading(math.log(max(value, 1e-9) / limit.limit_s), None, None, allowed)
 
 
-def _share_ratio(share: float, allowed: float) -> float:
-    """Return a log ratio for a share against its allowance, softened so that 0 of 0 stays finite; 0 at equality."""
-    return math.log((share + 1e-3) / (allowed + 1e-3)) if abs(share - allowed) > EXACT else 0.0
+def _share_margin(share: float, allowed: float) -> float:
+    """Return a share's distance from its allowance on the scale of ln(latency / limit): 0 at equality, > 0 when broken.
+
+    Past saturation the share served falls like capacity / load while latencies grow with a power of load / capacity, so
+    ln((1 - allowed) / (1 - share)) is that distance up to a factor; below the allowance there is little to tell.
+    """
+    if abs(share - allowed) <= EXACT:
+        return 0.0
+    if share < allowed:
+        return -0.05 - 0.5 * (1.0 - share / allowed)
+    return max(0.05, 1.5 * math.log((1.0 - allowed) / max(1.0 - share, 1e-3)))
