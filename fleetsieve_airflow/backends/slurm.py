@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fleetsieve_airflow.backends.base import Collected
@@ -39,6 +40,15 @@ class SlurmBackend:
             self._hook = SlurmHook(conn_id)
         return self._hook
 
+    @contextmanager
+    def connected(self, conn_id: str) -> Iterator[SlurmHook]:
+        """Lend the hook, and give the connection back after it: a machine has few to one login node."""
+        hook = self.hook(conn_id)
+        try:
+            yield hook
+        finally:
+            hook.close()
+
     def check(self, spec: FleetSpec) -> None:
         """Refuse a spec that cannot be measured, and a cluster that cannot be reached.
 
@@ -63,10 +73,11 @@ class SlurmBackend:
         """
         base = job_base_name(scope, points)
         record = build_job(spec, points, name=base)
-        hook = self.hook(record.options.conn_id)
-        return hook.submit(
-            base, script(record), node_files(spec, points, record), sbatch_options(record)
-        ).document()
+        with self.connected(record.options.conn_id) as hook:
+            handle = hook.submit(
+                base, script(record), node_files(spec, points, record), sbatch_options(record)
+            )
+        return handle.document()
 
     def trigger(self, spec: FleetSpec, job: Mapping[str, Any]) -> SlurmJobTrigger:
         """Return what waits for a job's end."""
@@ -95,22 +106,22 @@ class SlurmBackend:
         from fleetsieve_airflow.hooks.slurm import JobHandle
 
         handle, options = JobHandle.read(job), job_options(spec.measurement)
-        hook = self.hook(options.conn_id)
-        if event is None:
-            status = hook.wait(handle, poll_s=options.poll_s, queue_deadline_s=options.queue_deadline_s)
-        else:
-            status = JobStatus(**{name: event[name] for name in ("state", "kind", "message", "node")})
-        if status.kind in ("never_runnable", "hung_node"):
-            hook.cancel([handle])
-        files = hook.fetch(handle)
-        found: dict[str, Collected | MeasurementError] = {}
-        for point in points:
-            try:
-                found[point.key] = collect_point(spec, point, len(points), status, files)
-            except MeasurementError as error:
-                found[point.key] = error
-        if any(isinstance(item, MeasurementError) for item in found.values()):
-            hook.close_attempt(handle, avoid_node=status.node if status.kind in ELSEWHERE else "")
+        with self.connected(options.conn_id) as hook:
+            if event is None:
+                status = hook.wait(handle, poll_s=options.poll_s, queue_deadline_s=options.queue_deadline_s)
+            else:
+                status = JobStatus(**{name: event[name] for name in ("state", "kind", "message", "node")})
+            if status.kind in ("never_runnable", "hung_node"):
+                hook.cancel([handle])
+            files = hook.fetch(handle)
+            found: dict[str, Collected | MeasurementError] = {}
+            for point in points:
+                try:
+                    found[point.key] = collect_point(spec, point, len(points), status, files)
+                except MeasurementError as error:
+                    found[point.key] = error
+            if any(isinstance(item, MeasurementError) for item in found.values()):
+                hook.close_attempt(handle, avoid_node=status.node if status.kind in ELSEWHERE else "")
         return found
 
     def cancel(self, spec: FleetSpec, job: Mapping[str, Any]) -> None:
@@ -120,9 +131,10 @@ class SlurmBackend:
         """
         from fleetsieve_airflow.hooks.slurm import JobHandle
 
-        hook, handle = self.hook(job_options(spec.measurement).conn_id), JobHandle.read(job)
-        hook.cancel([handle])
-        hook.close_attempt(handle)
+        handle = JobHandle.read(job)
+        with self.connected(job_options(spec.measurement).conn_id) as hook:
+            hook.cancel([handle])
+            hook.close_attempt(handle)
 
     def measure(self, spec: FleetSpec, point: MeasurementPoint) -> Measurement:
         """Measure one point and wait for it.

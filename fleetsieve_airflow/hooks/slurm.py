@@ -194,6 +194,7 @@ class SlurmHook(BaseHook):
             if status.state == "queued" and time.time() - handle.submitted_s > queue_deadline_s:
                 self.cancel([handle])
                 return queue_deadline_passed(status, queue_deadline_s)
+            self.close()
             time.sleep(poll_s)
 
     def cancel(self, handles: Sequence[JobHandle], *, wait_s: int = 30) -> None:
