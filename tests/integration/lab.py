@@ -48,10 +48,10 @@ class Fleet:
         """Keys of all attempts that ended with a measurement, in order."""
         return self._keys("measured")
 
-    def fail(self, label: str, *, times: int, kind: str) -> None:
-        """Let a point fail the next ``times``: ``crash`` its task, or ``report`` that it was not measured."""
+    def fail(self, label: str, *, times: int) -> None:
+        """Let the tasks that measure a point crash the next ``times``."""
         (self.control / "fail").mkdir(exist_ok=True)
-        (self.control / "fail" / label.replace("/", "-")).write_text(f"{times} {kind}")
+        (self.control / "fail" / label.replace("/", "-")).write_text(str(times))
 
     def _keys(self, name: str) -> list[str]:
         file = self.control / name

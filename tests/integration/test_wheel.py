@@ -82,31 +82,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     environment = folder / "environment"
     uv = [sys.executable, "-m", "uv"]
     output_of([*uv, "venv", "--quiet", "--python", sys.executable, str(environment)], folder)
-    (folder / "constraints.txt").write_text("\n".join(pins()) + "\n")
-    target = [
-        "--python",
-        str(environment / "bin" / "python"),
-        "--constraint",
-        str(folder / "constraints.txt"),
-    ]
-    airflow = f"apache-airflow=={airflow_version()}"
-    output_of([*uv, "pip", "install", "--quiet", *target, str(wheel), airflow], folder)
+    pins = ["--constraint", str(REPOSITORY / "constraints.txt")]
+    target = ["--python", str(environment / "bin" / "python"), *pins]
+    output_of([*uv, "pip", "install", "--quiet", *target, str(wheel)], folder)
     return Installed(bin=environment / "bin", folder=folder, wheel=wheel)
-
-
-def airflow_version() -> str:
-    """Return the release that these tests run with."""
-    from airflow import __version__
-
-    return __version__
-
-
-def pins() -> list[str]:
-    """Return the pinned versions, without Airflow's own where the tests run with another release of it."""
-    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    if f"apache-airflow=={airflow_version()}" in lines:
-        return lines
-    return [line for line in lines if not line.startswith("apache-airflow")]
 
 
 def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(installed: Installed) -> None:

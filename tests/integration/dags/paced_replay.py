@@ -1,7 +1,7 @@
 """Replay at a pace, with a record of every attempt and failures on demand: what the fault tests measure with.
 
 The control folder has one folder for each fleet: ``delay_s`` says how long a measurement takes,
-``fail/<label>`` how often a point shall still fail and how, ``attempts`` lists every attempt that began,
+``fail/<label>`` how often a point's task shall still crash, ``attempts`` lists every attempt that began,
 ``measured`` those that ended.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fleetsieve_airflow.backends.base import BACKENDS
 from fleetsieve_airflow.backends.replay import ReplayBackend
-from fleetsieve_airflow.errors import MeasurementError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec
 
@@ -27,9 +26,8 @@ class PacedReplay(ReplayBackend):
         """Note the attempt, fail if told so, wait, look the point up."""
         folder = Path(os.environ[CONTROL], spec.fleet)
         note(folder / "attempts", point)
-        if kind := failure_due(folder / "fail" / point.label.replace("/", "-")):
-            message = f"{point.label} was told to fail."
-            raise MeasurementError(message) if kind == "report" else RuntimeError(message)
+        if failure_is_due(folder / "fail" / point.label.replace("/", "-")):
+            raise RuntimeError(f"{point.label} was told to fail.")
         time.sleep(float((folder / "delay_s").read_text()))
         measurement = super().measure(spec, point)
         note(folder / "measured", point)
@@ -42,15 +40,12 @@ def note(file: Path, point: MeasurementPoint) -> None:
         lines.write(f"{point.key} {point.label}\n")
 
 
-def failure_due(file: Path) -> str:
-    """Return how to fail, and count it off; empty when no failure is left."""
-    if not file.is_file():
-        return ""
-    count, kind = file.read_text().split()
-    if int(count) == 0:
-        return ""
-    file.write_text(f"{int(count) - 1} {kind}")
-    return kind
+def failure_is_due(file: Path) -> bool:
+    """Return whether to fail, and count it off."""
+    left = int(file.read_text()) if file.is_file() else 0
+    if left:
+        file.write_text(str(left - 1))
+    return left > 0
 
 
 BACKENDS["replay"] = f"{PacedReplay.__module__}:{PacedReplay.__name__}"
