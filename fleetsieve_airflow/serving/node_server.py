@@ -133,17 +133,23 @@ def listeners(port: int) -> set[str]:
     return found
 
 
-def marked(mark: str) -> list[int]:
-    """Return every live process with the job's mark in its environment, whoever its parent is by now."""
+def family(mark: str, session: int = -1) -> list[int]:
+    """Return every live process of a server, whoever its parent is by now.
+
+    By the mark in the environment, which also finds those that made a session of their own, and by the
+    session: a process that changes its title, as vLLM's workers do, overwrites what its environment says.
+    """
     wanted, found = f"FLEETSIEVE_SERVER={mark}".encode(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+            state, _, _, belongs_to = (entry / "stat").read_text().rpartition(") ")[2].split()[:4]
+            ours = int(belongs_to) == session or wanted in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
+        if ours and state != "Z":
+            found.append(int(entry.name))
     return found
 
 
@@ -230,7 +236,7 @@ class Server:
     def _prove(self) -> None:
         """Prove that what answers is the server started here: by socket, by model, by one token."""
         inodes = {f"socket:[{inode}]" for inode in listeners(self.port)}
-        owned = {target for pid in marked(self.mark) for target in file_descriptors(pid)}
+        owned = {target for pid in self.family() for target in file_descriptors(pid)}
         if not inodes & owned:
             raise StopError(
                 "wrong_server", f"Port {self.port} is answered by a process that this job did not start."
@@ -270,6 +276,10 @@ class Server:
         for thread in threads:
             thread.join()
 
+    def family(self) -> list[int]:
+        """Return the server's own process and all that it started."""
+        return family(self.mark, -1 if self.process is None else self.process.pid)
+
     def alive(self) -> bool:
         """Tell whether the server's own process still runs."""
         return self.process is not None and self.process.poll() is None
@@ -288,7 +298,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 print(f"the server did not end within {grace_s:g} s", flush=True)
         for _ in range(50):
-            left = marked(self.mark)
+            left = self.family()
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from fleetsieve_airflow.evidence import MeasurementPoint
 from fleetsieve_airflow.serving.agent import counter_deltas
 from fleetsieve_airflow.serving.job import build_job, node_files
 from fleetsieve_airflow.serving.job_script import script
-from fleetsieve_airflow.serving.node_server import EXIT_KINDS, marked
+from fleetsieve_airflow.serving.node_server import EXIT_KINDS, family
 from tests.serving.jobs import served_points, served_spec
 
 pytestmark = pytest.mark.integration
@@ -95,7 +95,17 @@ def test_a_job_measures_its_windows_and_leaves_nothing_behind(tmp_path: Path) ->
         records = job.text(f"points/{job.points[index].key}/out/profile_export.jsonl")
         assert len(records.splitlines()) == 100
     assert int(job.text("heartbeat")) <= time.time()
-    assert marked("job") == []
+    assert family("job") == []
+
+
+def test_a_process_that_hides_its_environment_is_still_found_by_its_session() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    try:
+        assert family("no such mark") == []
+        assert family("no such mark", process.pid) == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_second_copy_of_a_job_ends_without_touching_the_first(tmp_path: Path) -> None:
