@@ -1,8 +1,9 @@
 """Turn recorded grids into fleets with a known truth.
 
-A fleet is several workloads on one hardware and engine: each is one grid with its own SLO (a multiple of that grid's best
-tail) and a demand. Demands are scaled so that the fleet's best plan serves exactly ``demand_scale`` of what it could.
-Everything is drawn from the fleet's own seed; nothing depends on a model or a GPU by name.
+A fleet is several workloads on one hardware and engine: each is one grid with its own SLO (a multiple of that
+grid's best tail) and a demand. Demands are scaled so that the fleet's best plan serves exactly
+``demand_scale`` of what it could. Everything is drawn from the fleet's own seed; nothing depends on a model
+or a GPU by name.
 """
 
 from __future__ import annotations
@@ -72,20 +73,20 @@ class Fleet:
 
 
 def real_fleets(grids: Sequence[Grid], per_family: int, seed: int = 0) -> list[Fleet]:
-    """Build fleets from recorded grids: ``per_family`` for each hardware and engine, every demand scale in turn."""
+    """Build ``per_family`` fleets for each hardware and engine from recorded grids, demand scales in turn."""
     families: dict[str, list[Grid]] = defaultdict(list)
     for grid in grids:
         families[f"{grid.hardware} {grid.engine.split('(')[0]}"].append(grid)
     fleets = []
     for family in sorted(families):
         for index in range(per_family):
-            rng = random.Random(f"{seed}|{family}|{index}")
+            rng = random.Random(f"{seed}|{family}|{index}")  # noqa: S311 (drawn fleets are no secret)
             fleets.append(drawn_fleet(family, index, families[family], rng))
     return fleets
 
 
 def drawn_fleet(family: str, index: int, grids: Sequence[Grid], rng: random.Random) -> Fleet:
-    """Draw a fleet's grids, SLOs, demands and size; the index cycles through workload counts, then demand scales."""
+    """Draw a fleet's grids, SLOs, demands and size; the index cycles through workload counts, then scales."""
     count = WORKLOADS[index % len(WORKLOADS)]
     scale = DEMAND_SCALES[(index // len(WORKLOADS)) % len(DEMAND_SCALES)]
     sizes = [gpus for gpus in GPUS if gpus >= max(16, 4 * count)]

@@ -1,7 +1,8 @@
-"""Read recorded benchmark grids: one engine config x load table per (model, hardware, engine, request profile).
+"""Read recorded benchmark grids: a table of engine configs and loads per model, hardware, engine, requests.
 
-A grid file is a CSV with one row per run. Times are in milliseconds in the file and in seconds here. Cells may hold
-several runs: their median is the truth of the noise-free evaluation, and one of them is drawn in the noisy one.
+A grid file is a CSV with one row per run. Times are in milliseconds in the file and in seconds here. Cells
+may hold several runs: their median is the truth of the noise-free evaluation, and one of them is drawn in the
+noisy one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Grid:
         return sorted({gpus for gpus, _ in self.cells})
 
     def loads(self, gpus: int) -> list[float]:
-        """Loads recorded for one degree, ascending."""
+        """Return the loads recorded for one degree, ascending."""
         return sorted(load for degree, load in self.cells if degree == gpus)
 
     def truth(self, limits: Sequence[str]) -> dict[tuple[int, float], Run]:
@@ -109,7 +110,8 @@ def read_grids(paths: Sequence[Path]) -> list[Grid]:
     grids = [grid for key in sorted(rows) if (grid := _grid(key, rows[key])) is not None]
     if not grids:
         raise GridError(
-            f"No complete grid ({LEAST_CONFIGS} configs x {LEAST_LOADS} loads) in {', '.join(map(str, paths))}."
+            f"No complete grid ({LEAST_CONFIGS} configs x {LEAST_LOADS} loads) in "
+            f"{', '.join(map(str, paths))}."
         )
     return grids
 

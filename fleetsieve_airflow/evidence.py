@@ -1,7 +1,7 @@
 """Frozen records of what is known and decided: points, measurements, intervals, plans, rounds.
 
-Imports only :mod:`.records` and :mod:`.errors`. These records cross every seam (XCom, MLflow artifacts, certificates);
-:mod:`.serialization` is the only module that turns them into JSON.
+Imports only :mod:`.records` and :mod:`.errors`. These records cross every seam (XCom, MLflow artifacts,
+certificates); :mod:`.serialization` is the only module that turns them into JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class MeasurementPoint:
     """A thing that can be measured: a candidate at one load, for one window of its trace, with one seed.
 
     ``profile`` identifies everything else that can change the outcome (see
-    :func:`fleetsieve_airflow.serialization.profile_digest`), so that :attr:`key` never mixes two releases, GPU kinds,
-    engine versions or measuring devices. The SLO and the demand are not part of it: a measurement can be judged again.
+    :func:`fleetsieve_airflow.serialization.profile_digest`), so that :attr:`key` never mixes two releases,
+    GPU kinds, engine versions or measuring devices. The SLO and the demand are not part of it: a measurement
+    can be judged again.
     """
 
     workload: str
@@ -43,7 +44,7 @@ class MeasurementPoint:
 
     @property
     def label(self) -> str:
-        """Readable name, e.g. ``chat TP4 6.6 req/s`` or ``chat TP4 32 users``; a seed other than 0 is said."""
+        """Readable name, e.g. ``chat TP4 6.6 req/s`` or ``chat TP4 32 users``; a seed but 0 is said."""
         unit = "req/s" if self.load_kind == "offered_load_rps" else "users"
         repeat = f" seed {self.seed}" if self.seed else ""
         return f"{self.workload} {self.config} {self.load:g} {unit}{repeat}"
@@ -56,7 +57,7 @@ class MeasurementPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissShare:
-    """Share of sent requests that failed or exceeded one limit; an SLO limit is judged by this where it is known."""
+    """Share of sent requests that failed or exceeded one limit; a limit is judged by it where it is known."""
 
     limit: str
     limit_s: float
@@ -67,9 +68,10 @@ class MissShare:
 class Measurement:
     """What came out of measuring one point once.
 
-    ``percentiles`` are over all sent requests with failed ones counted as infinitely late; a percentile that is
-    therefore infinite is left out. ``refused`` holds the engine's words where it would not start: evidence that the
-    config serves nothing. ``curtailed`` windows ended early because their verdict was already certain.
+    ``percentiles`` are over all sent requests with failed ones counted as infinitely late; a percentile that
+    is therefore infinite is left out. ``refused`` holds the engine's words where it would not start: evidence
+    that the config serves nothing. ``curtailed`` windows ended early because their verdict was already
+    certain.
     """
 
     point: MeasurementPoint
@@ -106,7 +108,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceItem:
-    """A measurement as one campaign knows it: the round that asked for it (0: known before), and where it is kept."""
+    """A measurement as one campaign knows it: the round that asked for it (0: known before), where it is."""
 
     measurement: Measurement
     round: int
@@ -129,7 +131,7 @@ class PointFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorCapacity:
-    """What is believed of a candidate's capacity before it is measured: guides, and certifies only if the spec says."""
+    """What is believed of a capacity before it is measured: guides, and certifies only if the spec says."""
 
     workload: str
     config: str
@@ -140,7 +142,7 @@ class PriorCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything a campaign knows when it decides: measurements in the order they became known, failures, priors."""
+    """What a campaign knows when it decides: measurements in the order they came, failures, priors."""
 
     items: tuple[EvidenceItem, ...] = ()
     failures: tuple[PointFailure, ...] = ()
@@ -178,7 +180,8 @@ class CapacityInterval:
     """Bounds on the capacity of one replica of a candidate, in requests per second, with their sources.
 
     ``operating_load`` is the highest load measured as met: where the plan would run a replica.
-    ``contradiction`` names loads whose verdicts contradict each other; the span between them is unknown again.
+    ``contradiction`` names loads whose verdicts contradict each other; the span between them is unknown
+    again.
     """
 
     workload: str
@@ -232,8 +235,9 @@ class Plan:
 class PlannedPoint:
     """A point chosen for the next round: why, what it may settle, and what it costs.
 
-    ``probability_met`` is the belief that the load meets its SLO; ``expected_fall_per_gpu_second`` the expected fall of
-    the regret over its outcomes, per billed GPU-second; ``job`` groups points that share one server start.
+    ``probability_met`` is the belief that the load meets its SLO; ``expected_fall_per_gpu_second`` the
+    expected fall of the regret over its outcomes, per billed GPU-second; ``job`` groups points that share one
+    server start.
     """
 
     point: MeasurementPoint
@@ -269,7 +273,7 @@ class Spend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What the conservative plan does when every demand is scaled: served share of the worst workload, lost rate."""
+    """What the conservative plan does when every demand is scaled: worst served share, and lost rate."""
 
     demand_scale: float
     min_fulfilment: float
@@ -280,8 +284,9 @@ class Scenario:
 class Decision:
     """One round's outcome: what is known, both plans, and what to do next.
 
-    ``gap`` = optimistic value minus conservative value, >= 0. ``regret`` = the most the conservative plan can lose
-    under any single truth inside the intervals, <= gap. Both are in the objective's unit (fulfilment, or GPUs).
+    ``gap`` = optimistic value minus conservative value, >= 0. ``regret`` = the most the conservative plan can
+    lose under any single truth inside the intervals, <= gap. Both are in the objective's unit (fulfilment, or
+    GPUs).
     """
 
     state: DecisionState

@@ -1,8 +1,8 @@
-"""Frozen records of what is asked: the fleet, its workloads, its engine configs and the points that can be measured.
+"""Frozen records of what is asked: the fleet, its workloads, its engine configs and their ladders of loads.
 
-Imports nothing of ours but errors. Every record validates on construction, holds tuples instead of lists, and no number
-that JSON cannot hold (no NaN, no infinity: ``None`` means "no bound yet"). What comes out of measuring and deciding is
-in :mod:`.evidence`; how records become JSON is in :mod:`.serialization`.
+Imports nothing of ours but errors. Every record validates on construction, holds tuples instead of lists, and
+no number that JSON cannot hold (no NaN, no infinity: ``None`` means "no bound yet"). What comes out of
+measuring and deciding is in :mod:`.evidence`; how records become JSON is in :mod:`.serialization`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Item = TypeVar("Item")
 LATENCY_METRICS = ("ttft", "tpot", "e2e")
 PERCENTILES = (50, 90, 95, 99)
 #: Names of latency percentiles as they appear in specs, grids, MLflow and reports.
-PERCENTILE_NAMES = tuple(f"{metric}_p{percentile}_s" for metric in LATENCY_METRICS for percentile in PERCENTILES)
+PERCENTILE_NAMES = tuple(
+    f"{metric}_p{percentile}_s" for metric in LATENCY_METRICS for percentile in PERCENTILES
+)
 
 LoadKind = Literal["offered_load_rps", "concurrency"]
 LOAD_KINDS: tuple[LoadKind, ...] = ("offered_load_rps", "concurrency")
@@ -27,9 +29,18 @@ Objective = Literal["max_min_fulfilment", "fewest_gpus"]
 OBJECTIVES: tuple[Objective, ...] = ("max_min_fulfilment", "fewest_gpus")
 StopRule = Literal["regret", "gap"]
 Source = Literal[
-    "measured", "monotone", "closed_loop", "interpolated", "interior_peak", "simulator", "earlier_release", "ladder", "none"
+    "measured",
+    "monotone",
+    "closed_loop",
+    "interpolated",
+    "interior_peak",
+    "simulator",
+    "earlier_release",
+    "ladder",
+    "none",
 ]
-#: Sources a spec may name under ``certify_on``. ``ladder`` (the end of the ladder) and ``none`` are not evidence.
+#: Sources a spec may name under ``certify_on``. ``ladder`` (the end of the ladder) and ``none`` are not
+#: evidence.
 CERTIFIABLE_SOURCES: tuple[Source, ...] = (
     "measured",
     "monotone",
@@ -41,7 +52,9 @@ CERTIFIABLE_SOURCES: tuple[Source, ...] = (
 )
 
 
-def require_finite(name: str, value: float, *, minimum: float | None = None, above: float | None = None) -> None:
+def require_finite(
+    name: str, value: float, *, minimum: float | None = None, above: float | None = None
+) -> None:
     """Refuse NaN, infinity and values outside a range.
 
     :raises RecordError: naming the field, its value and the allowed range.
@@ -101,7 +114,8 @@ class Slo:
 class Pool:
     """GPUs of one kind, in nodes of one size.
 
-    ``spare_nodes`` whole nodes are kept free, so that the replicas of any lost node can start again elsewhere.
+    ``spare_nodes`` whole nodes are kept free, so that the replicas of any lost node can start again
+    elsewhere.
     """
 
     name: str
@@ -118,7 +132,8 @@ class Pool:
             raise RecordError(f"Pool {self.name!r}: gpus and gpus_per_node must be at least 1.")
         if self.spare_nodes < 0 or self.usable_gpus < 1:
             raise RecordError(
-                f"Pool {self.name!r}: spare_nodes {self.spare_nodes} leaves no GPU of {self.gpus} to plan with."
+                f"Pool {self.name!r}: spare_nodes {self.spare_nodes} leaves no GPU of {self.gpus} "
+                "to plan with."
             )
         if self.price_per_gpu_hour is not None:
             require_finite(f"pool {self.name!r} price_per_gpu_hour", self.price_per_gpu_hour, minimum=0.0)
@@ -143,7 +158,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How one replica is built. ``gpus`` is what it holds: the product of its tensor, pipeline and data degrees."""
+    """How one replica is built. ``gpus`` is the product of its tensor, pipeline and data degrees."""
 
     label: str
     pool: str
@@ -192,15 +207,18 @@ class Workload:
 
     def __post_init__(self) -> None:
         require_finite(f"workload {self.name!r} demand_rps", self.demand_rps, above=0.0)
-        if self.min_replicas < 0 or (self.max_replicas is not None and self.max_replicas < max(1, self.min_replicas)):
+        if self.min_replicas < 0 or (
+            self.max_replicas is not None and self.max_replicas < max(1, self.min_replicas)
+        ):
             raise RecordError(
-                f"Workload {self.name!r}: replicas from {self.min_replicas} to {self.max_replicas} leave no choice."
+                f"Workload {self.name!r}: replicas from {self.min_replicas} to {self.max_replicas} "
+                "leave no choice."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A workload on an engine config, with the ladder of loads at which one replica may be measured and operated.
+    """A workload on an engine config, with the ladder of loads at which a replica may be measured and run.
 
     ``loads`` strictly increase. A candidate with an ``excluded`` reason can never run and is never measured.
     """
@@ -213,13 +231,17 @@ class Candidate:
 
     def __post_init__(self) -> None:
         if self.load_kind not in LOAD_KINDS:
-            raise RecordError(f"Candidate {self.label}: load_kind {self.load_kind!r} is not one of {LOAD_KINDS}.")
+            raise RecordError(
+                f"Candidate {self.label}: load_kind {self.load_kind!r} is not one of {LOAD_KINDS}."
+            )
         if not self.loads:
             raise RecordError(f"Candidate {self.label}: needs at least one load.")
         for load in self.loads:
             require_finite(f"candidate {self.label} load", load, above=0.0)
         if any(low >= high for low, high in zip(self.loads, self.loads[1:], strict=False)):
-            raise RecordError(f"Candidate {self.label}: loads must strictly increase, got {list(self.loads)}.")
+            raise RecordError(
+                f"Candidate {self.label}: loads must strictly increase, got {list(self.loads)}."
+            )
 
     @property
     def label(self) -> str:
@@ -240,9 +262,10 @@ class Budget:
 class MeasurementSettings:
     """How points are measured.
 
-    ``device`` identifies what measures (``live``, or a recorded grid by its digest): it is part of every point's key, so
-    that a replayed number is never taken for a measured one. ``repeats`` is how often one load may be measured when its
-    verdict is in doubt; ``failed_attempts`` is after how many failures in a row a point is given up.
+    ``device`` identifies what measures (``live``, or a recorded grid by its digest): it is part of every
+    point's key, so that a replayed number is never taken for a measured one. ``repeats`` is how often one
+    load may be measured when its verdict is in doubt; ``failed_attempts`` is after how many failures in a row
+    a point is given up.
     """
 
     backend: str = "replay"
@@ -265,7 +288,8 @@ class MeasurementSettings:
 class DecisionSettings:
     """What counts as settled. ``tolerance`` is in units of fulfilment, or in GPUs for ``fewest_gpus``.
 
-    ``closed_loop_slack`` is the relative spread of served rates between runs that closed-loop bounds must survive.
+    ``closed_loop_slack`` is the relative spread of served rates between runs that closed-loop bounds must
+    survive.
     """
 
     objective: Objective = "max_min_fulfilment"

@@ -1,7 +1,7 @@
-"""Records to JSON and back, canonical JSON, digests and point keys: the only module that knows the written form.
+"""Records to JSON and back, canonical JSON, digests, point keys: only this module knows the written form.
 
-Imports the records and errors only. A top-level document carries ``schema_version`` and ``kind``; an unknown version,
-kind or field is refused, because evidence that is half understood must never be read as evidence.
+Imports the records and errors only. A top-level document carries ``schema_version`` and ``kind``; an unknown
+version, kind or field is refused, because evidence that is half understood must never be read as evidence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = TypeVar("Record")
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, shortest float form, no NaN or infinity."""
+    """Return the one JSON text of a value: sorted keys, no spaces, shortest floats, no NaN or infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -36,7 +36,7 @@ def sha256(value: Any) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a record (or a tuple of records) into plain dicts, lists and scalars, without the document head."""
+    """Turn a record, or a tuple of records, into plain dicts, lists and scalars, without the head."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (tuple, list)):
@@ -56,14 +56,16 @@ def to_document(record: Any) -> dict[str, Any]:
 def from_document(kind: type[Record], document: Any) -> Record:
     """Read a document written by :func:`to_document`.
 
-    :raises EvidenceError: another schema version or kind, a missing or unknown field, or a value the record refuses.
+    :raises EvidenceError: another schema version or kind, a missing or unknown field, or a value the record
+        refuses.
     """
     if not isinstance(document, dict):
         raise EvidenceError(f"Expected a {kind.__name__} document, got {type(document).__name__}.")
     version, name = document.get("schema_version"), document.get("kind")
     if version != SCHEMA_VERSION or name != kind.__name__:
         raise EvidenceError(
-            f"Expected a {kind.__name__} document of schema version {SCHEMA_VERSION}, got {name!r} of version {version!r}.",
+            f"Expected a {kind.__name__} document of schema version {SCHEMA_VERSION}, "
+            f"got {name!r} of version {version!r}.",
             hint="It was written by another release or is not ours.",
         )
     body = {key: value for key, value in document.items() if key not in ("schema_version", "kind")}
@@ -78,7 +80,7 @@ def from_plain(kind: type[Record], body: Any) -> Record:
     return cast(Record, _decode(kind, body, kind.__name__))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _field_types(kind: type) -> dict[str, Any]:
     names = {**vars(spec_records), **vars(evidence_records)}
     return typing.get_type_hints(kind, globalns=names)
@@ -149,8 +151,9 @@ def spec_digest(spec: FleetSpec) -> str:
 def profile_digest(spec: FleetSpec, candidate: Candidate) -> str:
     """Return the identity of a candidate's measuring conditions, 32 hex digits.
 
-    Two points share a profile only when model and revision, trace content, parallel degrees, engine with its version and
-    arguments, GPU kind, driver and measuring device are all the same. Demand, SLO and fleet name are left out on purpose.
+    Two points share a profile only when model and revision, trace content, parallel degrees, engine with its
+    version and arguments, GPU kind, driver and measuring device are all the same. Demand, SLO and fleet name
+    are left out on purpose.
     """
     workload, config = spec.workload(candidate.workload), spec.config(candidate.config)
     model, pool = spec.model(workload.model), spec.pool(config.pool)
@@ -184,7 +187,7 @@ def point_of(spec: FleetSpec, candidate: Candidate, load: float, repeat: int = 0
 
 
 def points_of(spec: FleetSpec, candidate: Candidate, repeats: int = 1) -> tuple[MeasurementPoint, ...]:
-    """Return all points of a candidate, ladder order, each with its first ``repeats`` seeds; hashes its profile once."""
+    """Return all points of a candidate in ladder order, each with its first ``repeats`` seeds."""
     profile = profile_digest(spec, candidate)
     return tuple(
         _point_of(spec, candidate, load, repeat, profile)

@@ -1,14 +1,15 @@
 """The exact allocation for fleets whose workloads each draw on one pool, without side constraints.
 
-``f_w(g)``, the best capacity workload w gets from g GPUs, is an unbounded knapsack over its configs; the fulfilment
-level is found by bisection over these curves. Equal to the general model in :mod:`.milp` (a property test holds it so)
-and about a thousand times faster, which is what makes look-ahead affordable.
+``f_w(g)``, the best capacity workload w gets from g GPUs, is an unbounded knapsack over its configs; the
+fulfilment level is found by bisection over these curves. Equal to the general model in :mod:`.milp` (a
+property test holds it so) and about a thousand times faster, which is what makes look-ahead affordable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,10 @@ from fleetsieve_airflow.records import FleetSpec
 Array = NDArray[np.float64]
 #: Relative slack that absorbs rounding of sums of capacities; far below any measured difference.
 SLACK = 1e-9
+#: Most curves that a problem remembers.
+MAX_CURVES = 4096
+#: Largest table, in cells, that the knapsack over left-over GPUs fills.
+MAX_TABLE = 2e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,24 @@ class Problem:
     _curves: dict[tuple[int, bytes], Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def homes(self) -> tuple[int, ...]:
+        """Return the pool of each workload.
+
+        :raises ValueError: a workload has no pool of its own, or there are side constraints.
+        """
+        if self.home is None:
+            raise ValueError(
+                "The exact programme needs workloads that each draw on one pool without side constraints."
+            )
+        return self.home
+
+    @property
     def ceiling(self) -> float:
         """Fulfilment above which nothing counts."""
         return 1.0 if self.objective == "max_min_fulfilment" else self.required
 
     def cap(self, w: int, capacity: float | None) -> float:
-        """Return an upper capacity as a finite number: no replica counts for more than its workload's demand."""
+        """Return an upper capacity as a finite number: no replica counts for more than its workload asks."""
         limit = float(self.demands[w]) * max(1.0, self.required)
         return limit if capacity is None or capacity > limit else capacity
 
@@ -93,31 +110,27 @@ def problem_of(spec: FleetSpec, demand_scale: float = 1.0) -> Problem:
 
 
 def _packs_by_sum(spec: FleetSpec, gpus: Sequence[Sequence[int]], pools: Sequence[Sequence[int]]) -> bool:
-    """Say whether replicas fit into nodes whenever their GPUs fit into the pool: sizes that divide each other do."""
+    """Say whether replicas fit into nodes whenever they fit the pool: sizes that divide each other do."""
     for k, pool in enumerate(spec.pools):
         sizes = {
             g for row, home in zip(gpus, pools, strict=True) for g, p in zip(row, home, strict=True) if p == k
         }
         chain = sorted({*sizes, pool.gpus_per_node})
-        if any(high % low for low, high in zip(chain, chain[1:], strict=False)):
+        if any(high % low for low, high in pairwise(chain)):
             return False
     return True
 
 
 def curve(problem: Problem, w: int, capacities: Sequence[float]) -> Array:
-    """Return ``f_w``: the best capacity in req/s of workload w from 0, 1, ... GPUs of its pool, non-decreasing.
+    """Return ``f_w``, non-decreasing: the best capacity of workload w from 0, 1, ... GPUs of its pool.
 
     :param capacities: req/s of one replica of each candidate of w.
-    :return: shape (usable GPUs + 1,).
+    :return: req/s, shape (usable GPUs + 1,).
     """
-    if problem.home is None:
-        raise ValueError(
-            "The exact programme needs workloads that each draw on one pool without side constraints."
-        )
+    total = problem.totals[problem.homes[w]]
     key = (w, np.asarray(capacities, dtype=np.float64).tobytes())
     if (known := problem._curves.get(key)) is not None:
         return known
-    total = problem.totals[problem.home[w]]
     best: dict[int, float] = {}
     for size, capacity in zip(problem.gpus[w], capacities, strict=True):
         best[size] = max(best.get(size, 0.0), capacity)
@@ -126,7 +139,7 @@ def curve(problem: Problem, w: int, capacities: Sequence[float]) -> Array:
         if best[size] > 0.0:
             values = _unbounded(values, size, best[size])
     values = np.maximum.accumulate(values)
-    if len(problem._curves) > 4096:
+    if len(problem._curves) > MAX_CURVES:
         problem._curves.clear()
     problem._curves[key] = values
     return values
@@ -151,7 +164,7 @@ def curves(problem: Problem, capacities: Sequence[Sequence[float]]) -> list[Arra
 
 
 def gpus_needed(problem: Problem, rows: Sequence[Array], level: float) -> NDArray[np.int64]:
-    """Return the fewest GPUs of each workload at a fulfilment level; one more than its pool has where it cannot.
+    """Return the fewest GPUs of each workload at a fulfilment level; one more than its pool has if none do.
 
     :return: shape (workloads,).
     """
@@ -163,8 +176,7 @@ def gpus_needed(problem: Problem, rows: Sequence[Array], level: float) -> NDArra
 
 def fits(problem: Problem, needed: NDArray[np.int64]) -> bool:
     """Say whether every pool has the GPUs its workloads need."""
-    assert problem.home is not None
-    used = np.bincount(problem.home, weights=needed, minlength=len(problem.totals))
+    used = np.bincount(problem.homes, weights=needed, minlength=len(problem.totals))
     return bool(np.all(used <= np.array(problem.totals)))
 
 
@@ -193,8 +205,8 @@ def best_level(problem: Problem, rows: Sequence[Array]) -> float:
 def allocate_exact(problem: Problem, capacities: Sequence[Sequence[float]]) -> list[list[int]]:
     """Return the optimal replica counts, per workload and candidate, in the documented order of preference.
 
-    Highest worst fulfilment, then the highest served rate, then the fewest GPUs; within a workload's GPUs the largest
-    replicas first, then the spec's order.
+    Highest worst fulfilment, then the highest served rate, then the fewest GPUs; within a workload's GPUs the
+    largest replicas first, then the spec's order.
     """
     rows = curves(problem, capacities)
     level = best_level(problem, rows)
@@ -208,15 +220,15 @@ def allocate_exact(problem: Problem, capacities: Sequence[Sequence[float]]) -> l
 
 def _spend_rest(problem: Problem, rows: Sequence[Array], needed: NDArray[np.int64]) -> NDArray[np.int64]:
     """Spend each pool's left-over GPUs where they serve most, then as few of them as that takes."""
-    assert problem.home is not None
     result = needed.copy()
     for k, total in enumerate(problem.totals):
-        members = [w for w, pool in enumerate(problem.home) if pool == k]
+        members = [w for w, pool in enumerate(problem.homes) if pool == k]
         rest = int(total - sum(int(needed[w]) for w in members))
         if rest <= 0 or not members:
             continue
         gains = [_steps(problem, rows[w], w, int(needed[w]), rest) for w in members]
-        extra = _knapsack(gains, rest) if rest * sum(map(len, gains)) <= 2e8 else _greedy(gains, rest)
+        small = rest * sum(map(len, gains)) <= MAX_TABLE
+        extra = _knapsack(gains, rest) if small else _greedy(gains, rest)
         for w, more in zip(members, extra, strict=True):
             result[w] += more
     return result

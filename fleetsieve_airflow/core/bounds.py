@@ -1,8 +1,9 @@
-"""Both ends of the allocation: conservative and optimistic plans, their gap, and the regret of the conservative one.
+"""Both ends of the allocation: conservative and optimistic plan, their gap, and the regret of the former.
 
-With ``V(C)`` the best objective value at capacities C: gap = V(upper) - V(lower). The regret of the conservative plan P is
-``max over C in [lower, upper] of V(C) - V_P(C)``; it is at most the gap, because V_P(C) >= V(lower), and often zero while
-the gap is not: two plans that share an uncertain replica share its uncertainty.
+With ``V(C)`` the best objective value at capacities C: gap = V(upper) - V(lower). The regret of the
+conservative plan P is ``max over C in [lower, upper] of V(C) - V_P(C)``; it is at most the gap, because
+V_P(C) >= V(lower), and often zero while the gap is not: two plans that share an uncertain replica share its
+uncertainty.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fleetsieve_airflow.records import FleetSpec
 
 Capacities = list[list[float]]
 Counts = list[list[int]]
-#: Most combinations of uncertain replicas of one workload that the regret looks at one by one; more are grouped.
+#: Most combinations of uncertain replicas of one workload that the regret looks at one by one; more are
+#: grouped.
 MAX_COMBINATIONS = 64
 
 
@@ -35,8 +37,8 @@ MAX_COMBINATIONS = 64
 class Box:
     """All capacities that remain possible, in the order of a :class:`Problem`; upper ends are finite.
 
-    ``ranges`` lists, per candidate, (low, high) pairs that cover every possible capacity; for a ladder of offered loads
-    each pair is a single load.
+    ``ranges`` lists, per candidate, (low, high) pairs that cover every possible capacity; for a ladder of
+    offered loads each pair is a single load.
     """
 
     lower: Capacities
@@ -78,14 +80,14 @@ def ranges_between(low: float, high: float, loads: Sequence[float] | None) -> tu
     start = low if low > 0.0 else high / 256.0
     cuts = [start * (high / start) ** (part / 8) for part in range(9)]
     cuts[0], cuts[-1] = low, high
-    return ((low, low), *zip(cuts, cuts[1:], strict=False))
+    return ((low, low), *itertools.pairwise(cuts))
 
 
 def value_of(problem: Problem, capacities: Capacities) -> float:
     """Return ``V(C)``: the worst fulfilment, or for ``fewest_gpus`` minus the GPUs needed.
 
-    A fleet that cannot reach the required fulfilment counts as all GPUs plus that many again times its shortfall, so
-    that the value stays finite and never falls as capacities grow.
+    A fleet that cannot reach the required fulfilment counts as all GPUs plus that many again times its
+    shortfall, so that the value stays finite and never falls as capacities grow.
     """
     if problem.home is None:
         counts, _ = milp.solve(problem, capacities)
@@ -177,10 +179,12 @@ def counts_of(problem: Problem, plan: Plan) -> Counts:
 def regret_of(problem: Problem, box: Box, counts: Counts, *, enough: float = math.inf) -> float:
     """Return the most a plan can lose against the best plan under any single truth inside the box.
 
-    The worst truth has every candidate at its upper end except the plan's own replicas of one workload, the one that
-    ends up worst off; those are tried at every value they may take. Never below 0, never above the gap.
+    The worst truth has every candidate at its upper end except the plan's own replicas of one workload, the
+    one that ends up worst off; those are tried at every value they may take. Never below 0, never above the
+    gap.
 
-    :param enough: stop looking once the regret is known to exceed this; the value returned is then a lower bound of it.
+    :param enough: stop looking once the regret is known to exceed this; the value returned is then a lower
+        bound of it.
     """
     best = value_of(problem, box.upper)
     gap = max(0.0, best - _value(problem, box.lower, counts))
@@ -226,7 +230,7 @@ def _value_with(problem: Problem, box: Box, w: int, row: list[float]) -> float:
 
 
 def _grouped(choices: Sequence[Sequence[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
-    """Merge neighbouring ranges until the combinations are few enough: coarser, still covering, never too low."""
+    """Merge neighbouring ranges until the combinations are few: coarser, still covering, never too low."""
     grouped = [list(ranges) for ranges in choices]
     while math.prod(map(len, grouped)) > MAX_COMBINATIONS:
         longest = max(grouped, key=len)

@@ -1,9 +1,9 @@
 """Build a certificate from a decision, and check one offline against its own evidence.
 
-A certificate is self-contained: the spec, every measurement it rests on with its digest, the intervals with their
-sources, both plans, gap, regret and what was skipped. Verification trusts nothing in it but the measurements: it decides
-again from them and says, in words, what differs. Run ids, times and software versions are recorded and left out of the
-digest, so a replayed campaign gives the same certificate.
+A certificate is self-contained: the spec, every measurement it rests on with its digest, the intervals with
+their sources, both plans, gap, regret and what was skipped. Verification trusts nothing in it but the
+measurements: it decides again from them and says, in words, what differs. Run ids, times and software
+versions are recorded and left out of the digest, so a replayed campaign gives the same certificate.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ def assumptions_of(spec: FleetSpec) -> list[str]:
     words = {
         "monotone": "monotone: a load above a missed one is not met",
         "closed_loop": "closed_loop: the served rate does not fall with concurrency, nor grow faster than it",
-        "interpolated": "interpolated: tails between measured loads follow their isotonic fit within its band",
-        "interior_peak": "interior_peak: capacity per GPU rises to one peak over the parallel degrees and falls after it",
+        "interpolated": "interpolated: tails between measured loads follow their isotonic fit "
+        "within its band",
+        "interior_peak": "interior_peak: capacity per GPU rises to one peak over the parallel degrees "
+        "and falls after it",
         "simulator": "simulator: calibrated simulated capacities, within their residual quantiles",
         "earlier_release": "earlier_release: the previous release's intervals, widened and rescaled",
     }

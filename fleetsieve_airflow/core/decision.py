@@ -1,7 +1,8 @@
 """One step of the loop as a pure function: from a spec and its evidence to what to do next.
 
-``decide`` measures on until the decision is settled or the budget is used up. It has no clock, no randomness and no I/O,
-so replaying a campaign from what it had revealed gives the same steps and the same plan, to the byte.
+``decide`` measures on until the decision is settled or the budget is used up. It has no clock, no randomness
+and no I/O, so replaying a campaign from what it had revealed gives the same steps and the same plan, to the
+byte.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _settled(
         if cannot:
             return (
                 "certified_infeasible",
-                f"Even at the highest capacities still possible only {optimistic.min_fulfilment:.4g} of {required:.4g} "
-                f"is served; this is the best plan: its {proved}.",
+                f"Even at the highest capacities still possible only {optimistic.min_fulfilment:.4g} of "
+                f"{required:.4g} is served; this is the best plan: its {proved}.",
             )
         if conservative.min_fulfilment > 0.0 or required <= settings.tolerance:
             return "certified_feasible", f"No other plan can be better by more than the tolerance: {proved}."
@@ -140,7 +141,7 @@ def _skipped(
     state: DecisionState,
     chosen: set[str],
 ) -> tuple[SkippedPoint, ...]:
-    """List the loads that are not measured although they could be, each with the reason that makes it safe."""
+    """List the loads that are not measured although they could be, each with why that is safe."""
     beaten = dominated(problem, ladders, box)
     rows = []
     for ladder, worse in zip(ladders, beaten, strict=True):
@@ -173,7 +174,8 @@ def _skip_reason(ladder: Ladder, j: int, worse: bool, state: DecisionState) -> s
 
 def _warnings(spec: FleetSpec, evidence: Evidence, intervals: Sequence[CapacityInterval]) -> tuple[str, ...]:
     rows = [
-        f"{interval.label}: a load above a missed one is met (measured loads {', '.join(f'{x:g}' for x in interval.contradiction)}); "
+        f"{interval.label}: a load above a missed one is met (measured loads "
+        f"{', '.join(f'{x:g}' for x in interval.contradiction)}); "
         "the span between them is unknown again."
         for interval in intervals
         if interval.contradiction

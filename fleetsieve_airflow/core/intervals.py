@@ -1,7 +1,8 @@
-"""Fit capacity intervals: what the evidence proves of each candidate, every bound with the source it rests on.
+"""Fit capacity intervals: what the evidence proves of each candidate, each bound with its source.
 
-Only sources named under ``certify_on`` may move a bound here. Bounds never widen when evidence is added, unless it
-contradicts what was known; a contradiction makes the span between the loads unknown again and is named.
+Only sources named under ``certify_on`` may move a bound here. Bounds never widen when evidence is added,
+unless it contradicts what was known; a contradiction makes the span between the loads unknown again and is
+named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from fleetsieve_airflow.core.ladder import Ladder, ladders_of
 from fleetsieve_airflow.core.tails import tail_intervals
 from fleetsieve_airflow.evidence import Bound, CapacityInterval, Evidence, PriorCapacity
 from fleetsieve_airflow.records import FleetSpec, Source
+
+#: Fewest degrees over which a single peak says anything.
+LEAST_DEGREES = 3
 
 
 def fit_intervals(spec: FleetSpec, evidence: Evidence) -> tuple[CapacityInterval, ...]:
@@ -85,7 +89,7 @@ def _all_keys(ladder: Ladder) -> tuple[str, ...]:
 def _apply_priors(
     spec: FleetSpec, intervals: Sequence[CapacityInterval], priors: Sequence[PriorCapacity]
 ) -> list[CapacityInterval]:
-    """Narrow intervals by priors whose source may certify; a prior that leaves nothing of an interval is dropped."""
+    """Narrow intervals by priors that may certify; one that leaves nothing of an interval is dropped."""
     narrowed = {(interval.workload, interval.config): interval for interval in intervals}
     for prior in priors:
         key = (prior.workload, prior.config)
@@ -109,10 +113,10 @@ def _narrow(interval: CapacityInterval, lower: float, upper: float, source: Sour
 def apply_interior_peak(
     spec: FleetSpec, intervals: Sequence[CapacityInterval]
 ) -> list[tuple[CapacityInterval, str]]:
-    """Narrow intervals by the assumption that capacity per GPU rises to one peak over the degrees and falls after it.
+    """Narrow intervals by assuming that capacity per GPU rises to one peak over the degrees, then falls.
 
-    For degrees a < b < c: ``x_b >= min(x_a, x_c)`` with ``x = capacity / gpus``; past a proved fall it only falls.
-    Where the evidence contradicts the assumption for a workload, it is dropped there.
+    For degrees a < b < c: ``x_b >= min(x_a, x_c)`` with ``x = capacity / gpus``; past a proved fall it only
+    falls. Where the evidence contradicts the assumption for a workload, it is dropped there.
 
     :return: each interval with a warning, empty where the assumption stood.
     """
@@ -122,7 +126,7 @@ def apply_interior_peak(
             (i for i in intervals if i.workload == workload.name), key=lambda i: spec.config(i.config).gpus
         )
         gpus = [spec.config(interval.config).gpus for interval in row]
-        if len(set(gpus)) < len(gpus) or len(row) < 3:
+        if len(set(gpus)) < len(gpus) or len(row) < LEAST_DEGREES:
             continue  # two configs of one size have no order over the degrees
         low = [(i.lower.value_rps or 0.0) / g for i, g in zip(row, gpus, strict=True)]
         high = [
@@ -131,7 +135,10 @@ def apply_interior_peak(
         ]
         new_low, new_high = _peak_bounds(low, high)
         if any(lo > hi * (1 + 1e-9) for lo, hi in zip(new_low, new_high, strict=True)):
-            warning = f"{workload.name}: capacity per GPU has no single peak over the degrees; the assumption was dropped."
+            warning = (
+                f"{workload.name}: capacity per GPU has no single peak over the degrees; "
+                "the assumption was dropped."
+            )
             result.update({i.label: (i, warning) for i in row})
             continue
         for interval, g, lo, hi in zip(row, gpus, new_low, new_high, strict=True):
@@ -146,7 +153,8 @@ def _peak_bounds(low: list[float], high: list[float]) -> tuple[list[float], list
     for b in range(n):
         left, right = max(low[:b], default=0.0), max(low[b + 1 :], default=0.0)
         new_low[b] = max(low[b], min(left, right))
-        # Some earlier degree certainly beats an even earlier one's ceiling, or a later one's: walk from a proved fall.
+        # Some earlier degree certainly beats an even earlier one's ceiling, or a later one's: walk from a
+        # proved fall.
         for a in range(b):
             if max(low[:a], default=0.0) > high[a]:
                 new_high[b] = min(new_high[b], high[a])

@@ -1,8 +1,8 @@
-"""What is known of each candidate's ladder: the verdict of every load, the rate it serves, what remains possible.
+"""What is known of each candidate's ladder: the verdict of each load, its rate, what remains possible.
 
-A candidate's capacity is the rate at the highest load of its ladder that meets the SLO. So what is unknown is one index
-into the ladder: at least ``met_upto``, at most ``open_upto`` (-1: not even the lowest load). Hypothetical outcomes are
-copies of a :class:`Ladder`, which makes look-ahead cheap.
+A candidate's capacity is the rate at the highest load of its ladder that meets the SLO. So what is unknown is
+one index into the ladder: at least ``met_upto``, at most ``open_upto`` (-1: not even the lowest load).
+Hypothetical outcomes are copies of a :class:`Ladder`, which makes look-ahead cheap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from fleetsieve_airflow.evidence import Evidence, Measurement
 from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.serialization import points_of
 
-
 #: Lowest and highest served rate and highest attempted rate (served or failed) over repeats, req/s.
 Rates = tuple[float, float, float]
 
@@ -27,7 +26,8 @@ class Ladder:
     """What is known of one candidate.
 
     :param verdicts: per load, or None where it is not measured.
-    :param rates: per load, measured rates over repeats, or None; for offered loads the rate is the load itself.
+    :param rates: per load, measured rates over repeats, or None; for offered loads the rate is the load
+        itself.
     :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
     :param keys: per load, the keys of its measurements in the order they became known.
     """
@@ -56,7 +56,7 @@ class Ladder:
 
     @property
     def contradiction(self) -> tuple[int, ...]:
-        """Indices of measured loads between a missed load and a higher met one, ends included; empty if there is none."""
+        """Indices of measured loads from a missed load to a higher met one; empty if there is none."""
         met, missed = self.met, self.missed
         if not met or not missed or max(met) < min(missed):
             return ()
@@ -65,7 +65,7 @@ class Ladder:
 
     @property
     def met_upto(self) -> int:
-        """Index of the highest load known to be met, -1 if none; a met load above a missed one does not count."""
+        """Index of the highest load known to be met, -1 if none; one above a missed load does not count."""
         below = min(self.missed, default=len(self.verdicts))
         return max((j for j in self.met if j < below), default=-1)
 
@@ -92,8 +92,8 @@ class Ladder:
     def rate_upper(self, j: int) -> float:
         """Return an upper bound in req/s on the rate at load ``j``; infinity where nothing bounds it.
 
-        Closed loop: the rate grows no faster than the concurrency (Little), and what is attempted (served or failed)
-        does not fall with it; both up to the spread between runs.
+        Closed loop: the rate grows no faster than the concurrency (Little), and what is attempted (served or
+        failed) does not fall with it; both up to the spread between runs.
         """
         loads = self.candidate.loads
         if self.candidate.load_kind == "offered_load_rps":
@@ -115,7 +115,8 @@ class Ladder:
     def capacity_upper(self) -> float:
         """Upper bound in req/s on the capacity; infinity where nothing bounds it.
 
-        Loads below the highest met one cannot raise it: capacity is the rate at the highest load that meets the SLO.
+        Loads below the highest met one cannot raise it: capacity is the rate at the highest load that meets
+        the SLO.
         """
         upper = max(
             (self.rate_upper(j) for j in range(max(self.met_upto, 0), self.open_upto + 1)), default=0.0
@@ -125,7 +126,8 @@ class Ladder:
     def steps(self) -> tuple[float, ...]:
         """Return the capacities that remain possible, ascending, the bounds included.
 
-        For offered loads they are exact; for a closed loop they are the ends of ranges that cover all possible values.
+        For offered loads they are exact; for a closed loop they are the ends of ranges that cover all
+        possible values.
         """
         lower, upper = self.capacity_lower, self.capacity_upper
         inner = {self.rate_lower(j) for j in range(self.met_upto + 1, self.open_upto + 1)}
@@ -149,7 +151,8 @@ class Ladder:
 def ladders_of(spec: FleetSpec, evidence: Evidence) -> tuple[Ladder, ...]:
     """Read the evidence into one ladder per candidate that can run, in the spec's order.
 
-    Measurements that are no point of this spec are left out: they belong to another profile or another ladder.
+    Measurements that are no point of this spec are left out: they belong to another profile or another
+    ladder.
 
     :raises EvidenceError: a measurement lacks what the SLO asks about.
     """

@@ -1,8 +1,8 @@
-"""The general allocation model, solved by HiGHS through PuLP: several pools per workload and side constraints.
+"""The general allocation model, solved by HiGHS through PuLP: several pools and side constraints.
 
-Stages are solved one after the other, each holding what the earlier ones reached: worst fulfilment, served rate, fewest
-GPUs (or, for ``fewest_gpus``: GPUs, then smallest headroom). Counts are integers; what they reach is recomputed from
-them, so the solver's tolerances never enter a certificate.
+Stages are solved one after the other, each holding what the earlier ones reached: worst fulfilment, served
+rate, fewest GPUs (or, for ``fewest_gpus``: GPUs, then smallest headroom). Counts are integers; what they
+reach is recomputed from them, so the solver's tolerances never enter a certificate.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import pulp
@@ -42,7 +43,7 @@ def solve(problem: Problem, capacities: Sequence[Sequence[float]]) -> tuple[Coun
     level = pulp.LpVariable("level", 0.0, problem.ceiling)
     _require_level(model, problem, level)
     counts = _optimise(model, -level)
-    reached = min(min(_fulfilments(problem, capacities, counts)), problem.ceiling)
+    reached = min(*_fulfilments(problem, capacities, counts), problem.ceiling)
     model.problem += level >= reached - 1e-7
     counts = _optimise(model, -pulp.lpSum(model.served))
     total = sum(_served(problem, capacities, counts))
@@ -109,7 +110,7 @@ def _pack_nodes(lp: Any, k: int, total: int, node: int, members: Sequence[tuple[
     """Make replicas fit into whole nodes, by counting how many nodes hold which pattern of sizes."""
     sizes = tuple(sorted({size for size, _ in members if size < node}))
     chain = [*sizes, node]
-    if all(high % low == 0 for low, high in zip(chain, chain[1:], strict=False)):
+    if all(high % low == 0 for low, high in pairwise(chain)):
         return  # sizes that divide each other fit whenever their sum does
     patterns = _patterns(sizes, node)
     whole = pulp.lpSum((size // node) * count for size, count in members if size >= node)

@@ -1,7 +1,8 @@
 """Tail intervals: bounds in seconds on every limited latency percentile at every load of a candidate.
 
-``monotone`` bounds follow from the neighbours measured (a tail does not fall as load grows); ``interpolated`` ones from
-log-log interpolation of the isotonic fit, with a band calibrated by leave-one-out residuals over all candidates.
+``monotone`` bounds follow from the neighbours measured (a tail does not fall as load grows); ``interpolated``
+ones from log-log interpolation of the isotonic fit, with a band calibrated by leave-one-out residuals over
+all candidates.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from fleetsieve_airflow.records import FleetSpec
 
 #: Share of leave-one-out residuals that the band around an interpolated tail covers.
 BAND_COVERAGE = 0.9
+#: Fewest residuals that a coverage can be stated from.
+LEAST_RESIDUALS = 4
 
 Curve = list[tuple[float, float]]  # (ln load, ln seconds), loads ascending
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
-    """Return the non-decreasing sequence nearest in least squares: pool adjacent violators (Ayer et al. 1955)."""
+    """Return the nearest non-decreasing sequence: pool adjacent violators (Ayer et al. 1955)."""
     blocks: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1
@@ -79,7 +82,7 @@ def _band(curves: Sequence[Curve]) -> float | None:
             rest = [*curve[:k], *curve[k + 1 :]]
             predicted = float(np.interp(curve[k][0], [x for x, _ in rest], [y for _, y in rest]))
             residuals.append(abs(curve[k][1] - predicted))
-    if len(residuals) < 4:  # too few to state a coverage
+    if len(residuals) < LEAST_RESIDUALS:
         return None
     rank = min(len(residuals), math.ceil((len(residuals) + 1) * BAND_COVERAGE))
     return sorted(residuals)[rank - 1]

@@ -1,8 +1,8 @@
 """Judge measurements against an SLO: met, missed, marginal, or refused by the engine.
 
-A failed request counts as infinitely late. A limit is judged by its miss share where the measurement recorded one for
-exactly this limit, else by the percentile over all sent requests. An empty sample meets nothing. With a confidence,
-a verdict inside the noise is ``marginal``: it is evidence of nothing and asks for a repeat.
+A failed request counts as infinitely late. A limit is judged by its miss share where the measurement recorded
+one for exactly this limit, else by the percentile over all sent requests. An empty sample meets nothing. With
+a confidence, a verdict inside the noise is ``marginal``: it is evidence of nothing and asks for a repeat.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def binomial_bounds(misses: float, sent: int, confidence: float) -> tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One limit's reading of one measurement: ``log_ratio`` = ln(metric / limit), > 0 where the limit is broken."""
+    """One limit's reading of one measurement: ``log_ratio`` = ln(metric / limit), > 0 where it is broken."""
 
     log_ratio: float
     misses: float | None
@@ -61,9 +61,9 @@ def judge(measurement: Measurement, slo: Slo, settings: DecisionSettings) -> Ver
 def judge_repeats(measurements: Sequence[Measurement], slo: Slo, settings: DecisionSettings) -> Verdict:
     """Judge all measurements of one load together.
 
-    Without a confidence each is judged alone and the strict majority decides; a tie is ``marginal``. With one, counts
-    are pooled over the repeats, and where only percentiles are known their mean log ratio must lie further from the
-    limit than the run-to-run variation explains.
+    Without a confidence each is judged alone and the strict majority decides; a tie is ``marginal``. With
+    one, counts are pooled over the repeats, and where only percentiles are known their mean log ratio must
+    lie further from the limit than the run-to-run variation explains.
 
     :raises EvidenceError: see :func:`judge`; also when there is no measurement at all.
     """
@@ -151,10 +151,11 @@ def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
 
 
 def _share_margin(share: float, allowed: float) -> float:
-    """Return a share's distance from its allowance on the scale of ln(latency / limit): 0 at equality, > 0 when broken.
+    """Return a share's distance from its allowance on the scale of ln(latency / limit): > 0 when broken.
 
-    Past saturation the share served falls like capacity / load while latencies grow with a power of load / capacity, so
-    ln((1 - allowed) / (1 - share)) is that distance up to a factor; below the allowance there is little to tell.
+    Past saturation the share served falls like capacity / load while latencies grow with a power of load /
+    capacity, so ln((1 - allowed) / (1 - share)) is that distance up to a factor; below the allowance there is
+    little to tell.
     """
     if abs(share - allowed) <= EXACT:
         return 0.0
