@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # Any Python that is new enough; override with `make PYTHON=/path/to/python3.12 ...`.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
-	"$$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+	"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 VENV34 := .venv-airflow34
@@ -53,7 +53,7 @@ format: $(VENV)/.dev  ## rewrite the code in the project's format
 
 constraints: $(VENV)/.uv  ## resolve constraints.txt anew from pyproject.toml
 	echo "# What this release was tested with, on Python 3.11. Written by \`make constraints\`." > constraints.txt
-	$(BIN)/uv pip compile pyproject.toml --quiet --all-extras --no-extra gpu-node --python-version 3.11 --upgrade \
+	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --extra simulator --python-version 3.11 --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links >> constraints.txt
 
 benchmark: $(VENV)/.dev  ## evaluate the saving against other ways of choosing what to measure
