@@ -164,7 +164,7 @@ def counter_deltas(before: str, after: str) -> dict[str, float]:
         values: dict[str, float] = {}
         for line in text.splitlines():
             found = re.match(r"(vllm:[a-z0-9_:]+)(?:\{[^}]*\})?\s+([-+0-9.eE]+)", line)
-            if found and not found.group(1).endswith("_bucket"):
+            if found and not found.group(1).endswith(("_bucket", "_created", "_info")):
                 values[found.group(1)] = values.get(found.group(1), 0.0) + float(found.group(2))
         return values
 

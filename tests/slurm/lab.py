@@ -61,8 +61,11 @@ class Lab:
         (self.folder / "fake_engine.py").chmod(0o644)
 
     def stop(self) -> None:
-        """End every process of it."""
+        """End every process of it and remove what its jobs left."""
         self._script("stop.sh")
+        if hasattr(self, "facts"):
+            home = Path(f"~{self.facts['ssh']['user']}").expanduser()
+            shutil.rmtree(home / self.run_root.removeprefix("~/"), ignore_errors=True)
 
     def fault(self, verb: str, subject: str = "") -> None:
         """Make one part of it fail, or bring it back; see ``cluster/fault.sh``."""
