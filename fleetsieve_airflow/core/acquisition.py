@@ -1,8 +1,8 @@
-"""Choose what to measure next: the loads that can still change the decision, in the order that settles it cheapest.
+"""Choose what to measure next: the loads that can still change the decision, the cheapest to settle it first.
 
-The proof that beliefs call cheapest (:mod:`.proof`) is checked by playing its hoped answers through the regret, and
-thinned to what is needed. Of what remains, the question most likely to prove it wrong per GPU-second is asked first; a
-batch takes as many as the profiling GPUs hold.
+The proof that beliefs call cheapest (:mod:`.proof`) is checked by playing its hoped answers through the
+regret, and thinned to what is needed. Of what remains, the question most likely to prove it wrong per
+GPU-second is asked first; a batch takes as many as the profiling GPUs hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fleetsieve_airflow.evidence import CapacityInterval, Evidence, MeasurementP
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.serialization import points_of
 
-#: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be proved.
+#: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be
+#: proved.
 HOPE = 0.3
 #: A batch grows while the proof it belongs to stands with at least this chance.
 STANDS = 0.5
@@ -35,7 +36,7 @@ MAX_LOOKAHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A problem as the choice of points sees it: one pool and no side constraints where those would be too slow."""
+    """A problem as the choice of points sees it: one pool, no side constraints where those are too slow."""
 
     problem: Problem
     ladders: tuple[Ladder, ...]
@@ -71,7 +72,7 @@ def choose_points(
 
 
 def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[bool]:
-    """Say for each ladder whether, under every truth, its replica's GPUs do at least as well with other known replicas."""
+    """Say for each ladder whether its replica's GPUs do provably as well in other replicas."""
     result = []
     for i, (w, c) in enumerate(_places(problem, ladders)):
         size = problem.gpus[w][c]
@@ -124,7 +125,7 @@ def _places(problem: Problem, ladders: Sequence[Ladder]) -> tuple[tuple[int, int
 def _next_points(
     spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]
 ) -> list[list[MeasurementPoint | None]]:
-    """Return, per ladder and load, the point that would measure it next; None where it is exhausted or given up."""
+    """Return, per ladder and load, the point that would measure it next; None where it is given up."""
     failures: dict[str, int] = defaultdict(int)
     for failure in evidence.failures:
         failures[failure.key] += spec.measurement.failed_attempts if failure.kind == "missing_in_grid" else 1
@@ -251,7 +252,7 @@ def _box_after(outlook: Outlook, scene: Scene, answers: Iterable[tuple[int, int,
 
 
 def _widest(outlook: Outlook, scene: Scene) -> list[Question]:
-    """Return the middle of the widest open interval that matters most: progress where no proof is in sight."""
+    """Return the middle of the widest open interval that matters most, where no proof is in sight."""
     best: tuple[float, Question] | None = None
     for i, (w, c) in enumerate(outlook.places):
         asked = list(scene.open_loads(i))
@@ -266,7 +267,7 @@ def _widest(outlook: Outlook, scene: Scene) -> list[Question]:
 
 
 def _urgency(scene: Scene, question: Question) -> float:
-    """Return how likely the question refutes the proof per GPU-second: what may fail is asked while it is cheap to."""
+    """Return how likely the question refutes the proof per GPU-second: what may fail is asked early."""
     return (1.0 - question.chance + 0.02) / scene.costs[question.ladder]
 
 
@@ -278,7 +279,7 @@ def _batch(
     ordered: Sequence[Question],
     budget: float | None,
 ) -> tuple[PlannedPoint, ...]:
-    """Take questions in order while the profiling GPUs and the budget hold; points of one server share a job."""
+    """Take questions in order while profiling GPUs and budget hold; one server's points share a job."""
     settings = spec.measurement
     room = settings.profiling_gpus if settings.profiling_gpus is not None else sum(outlook.problem.totals)
     jobs: dict[tuple[str, str], int] = {}
@@ -348,4 +349,7 @@ def _reason(outlook: Outlook, scene: Scene, question: Question) -> str:
     known = scene.lower[w]
     best = max(range(len(known)), key=lambda k: (known[k] / problem.gpus[w][k], -k))
     rival = f"{problem.labels[w][best]}" if known[best] > 0.0 and best != c else "what is proved so far"
-    return f"{who} could still replace {rival} if it serves {rate:.4g} req/s or more; a miss here rules that out."
+    return (
+        f"{who} could still replace {rival} if it serves {rate:.4g} req/s or more; "
+        "a miss here rules that out."
+    )

@@ -1,16 +1,17 @@
 """What to expect of loads not yet measured. It guides what is measured next and never carries a certificate.
 
-Two Gaussian processes over all candidates of the fleet: one on the margin ln(worst metric / limit), one on the log of the
-served rate per unit of load. Each has a linear mean over ln load and ln GPUs with priors that say little, plus a smooth
-residual per workload and per candidate, so that one measurement informs other loads, other degrees, and (weakly) other
-workloads. Before anything is measured, a replica is expected to carry its GPUs' share of the demand: fleets are planned
-where demand and GPUs are of one order.
+Two Gaussian processes over all candidates of the fleet: one on the margin ln(worst metric / limit), one on
+the log of the served rate per unit of load. Each has a linear mean over ln load and ln GPUs with priors that
+say little, plus a smooth residual per workload and per candidate, so that one measurement informs other
+loads, other degrees, and (weakly) other workloads. Before anything is measured, a replica is expected to
+carry its GPUs' share of the demand: fleets are planned where demand and GPUs are of one order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,8 @@ class Kernel:
     """Standard deviations of one process's parts, and the slopes of its mean.
 
     :param slope_load, slope_gpus: prior mean slopes over ln load and ln GPUs.
-    :param fleet, workload, candidate: intercepts shared by the fleet, by a workload's candidates, by one candidate.
+    :param fleet, workload, candidate: intercepts shared by the fleet, by a workload's candidates, by one
+        candidate.
     :param slope_sd: of both slopes, half of it shared by the fleet.
     :param residual: smooth deviation from the line, over one e-fold of load or GPUs.
     """
@@ -44,13 +46,16 @@ class Kernel:
     noise: float
 
 
-#: Open loop: latency explodes near capacity, so margins rise steeply with load, from zero at the guessed capacity.
+#: Open loop: latency explodes near capacity, so margins rise steeply with load, from zero at the guessed
+#: capacity.
 OPEN_MARGIN = Kernel(1.5, 0.0, 0.5, 0.7, 0.25, 0.6, 0.35, 0.05)
-#: Closed loop: tails grow about as the cube root of users per GPU; slopes and spreads are those of public grids at large.
+#: Closed loop: tails grow about as the cube root of users per GPU; slopes and spreads are those of public
+#: grids at large.
 CLOSED_MARGIN = Kernel(0.35, -0.35, 0.4, 0.6, 0.05, 0.2, 0.15, 0.05)
 #: ln(rate / concurrency) falls with concurrency and rises with GPUs by about the same power.
 CLOSED_RATE = Kernel(-0.33, 0.34, 0.4, 0.5, 0.03, 0.12, 0.13, 0.03)
-#: Prior ln(tail / limit) of a workload's largest replica at its lowest load: limits are set to be reachable, with some room.
+#: Prior ln(tail / limit) of a workload's largest replica at its lowest load: limits are set to be reachable,
+#: with some room.
 EASIEST_MARGIN = -1.3
 
 
@@ -82,7 +87,8 @@ class _Inputs:
 def believe(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity] = ()) -> Belief:
     """Predict every load of every ladder from all that is measured.
 
-    :param priors: capacities believed before measuring; they replace the share-of-demand guess of their candidate.
+    :param priors: capacities believed before measuring; they replace the share-of-demand guess of their
+        candidate.
     """
     if not ladders:
         return Belief([], [])
@@ -129,7 +135,9 @@ def _inputs(
         _Inputs(
             workload=np.repeat([ladder.workload for ladder in ladders], counts),
             candidate=np.repeat(np.arange(len(ladders)), counts),
-            load=np.concatenate([np.log(np.array(l.candidate.loads) / lowest[l.workload]) for l in ladders]),
+            load=np.concatenate(
+                [np.log(np.array(row.candidate.loads) / lowest[row.workload]) for row in ladders]
+            ),
             gpus=np.repeat([np.log(ladder.gpus / largest[ladder.workload]) for ladder in ladders], counts),
         ),
         np.repeat(share, counts),
@@ -137,7 +145,7 @@ def _inputs(
 
 
 def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequence[Ladder]) -> Array:
-    """Predict ln(rate / concurrency), anchored so that the guessed capacity is served where the limit is expected."""
+    """Predict ln(rate / concurrency), anchored so that the guess is served where the limit is expected."""
     measured = np.array(
         [
             np.nan if rate is None else np.log(max(0.5 * (rate[0] + rate[1]), 1e-9) / load)
@@ -149,7 +157,7 @@ def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequenc
         -(EASIEST_MARGIN + CLOSED_MARGIN.slope_gpus * inputs.gpus) / CLOSED_MARGIN.slope_load
     )  # ln load there
     starts = np.cumsum([0, *(len(ladder.candidate.loads) for ladder in ladders)])
-    for start, stop in zip(starts, starts[1:], strict=False):
+    for start, stop in pairwise(starts):
         limit[start:stop] = np.clip(limit[start], inputs.load[start], inputs.load[stop - 1])
     base = log_loads - inputs.load  # ln of the workload's lowest load
     anchor = guess - (base + limit) - CLOSED_RATE.slope_load * limit - CLOSED_RATE.slope_gpus * inputs.gpus
@@ -209,7 +217,7 @@ def _covariance(
 
 
 def _implied(ladder: Ladder, met: Array) -> Array:
-    """Make beliefs follow what is known: 1 up to the highest met load, 0 past the open ones, never rising between."""
+    """Make beliefs follow what is known: 1 up to the highest met load, 0 past the open ones, never rising."""
     result = np.minimum.accumulate(np.clip(met, 1e-3, 1.0 - 1e-3))
     result[: ladder.met_upto + 1] = 1.0
     result[ladder.open_upto + 1 :] = 0.0
