@@ -175,12 +175,15 @@ def _airflow_options(stack: Stack) -> dict[str, str]:
         # Tasks start from a process that has imported the heavy libraries, once, instead of each on its own.
         "scheduler": {
             "scheduler_idle_sleep_time": 0.5,
+            # On a busy machine half a minute without a heartbeat does not mean death.
+            "scheduler_health_check_threshold": 120,
             "mp_start_method": "forkserver",
             "mp_forkserver_preload": ",".join(PRELOADED),
         },
         # Two cores may be busy for longer than the five seconds that a task waits for an answer by default.
         "workers": {"execution_api_timeout": 60},
         "dag_processor": {"parsing_processes": 1, "refresh_interval": 15, "min_file_process_interval": 20},
+        "triggerer": {"triggerer_health_check_threshold": 120},
         "usage_data_collection": {"enabled": False},
         "logging": {"colored_console_log": False},
     }

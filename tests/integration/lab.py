@@ -189,8 +189,8 @@ def make_lab(root: Path) -> Lab:
     extra = {
         "FLEETSIEVE_TEST_CONTROL": str(control),
         # How long the death of a worker goes unnoticed; five minutes by default.
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "60",
     }
     stack = Stack.at(root / "home", dags, extra)
     try:
