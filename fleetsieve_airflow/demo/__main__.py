@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetsieve_airflow.demo.home import USER, Home
-from fleetsieve_airflow.demo.processes import DemoError
+from fleetsieve_airflow.demo.processes import ENDING_SIGNALS, DemoError
 from fleetsieve_airflow.demo.stack import Stack, stop_all
 from fleetsieve_airflow.errors import FleetsieveError
 
 FLEET_FILE = Path("fleets/chat_and_code_h100.yaml")
 CAMPAIGN_ID = "demo"
 EXIT_INTERRUPTED = 130
-#: A cancelled job and a closed terminal end us as Ctrl-C does: nothing is left running.
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from fleetsieve_airflow.errors import FleetsieveError
 
 POLL_S = 0.25
 TAIL_LINES = 25
+#: A cancelled job and a closed terminal end us as Ctrl-C does.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANSWER_TIMEOUT_S = 20.0
 
 
@@ -41,7 +45,7 @@ def start(service: Service) -> None:
     """Start a server unless it is running already; what it prints is appended to its log."""
     if find(service.pid_file) is not None:
         return
-    with service.log.open("ab") as log:
+    with service.log.open("ab") as log, uninterrupted():
         process = subprocess.Popen(
             service.command,
             env=dict(service.environment),
@@ -52,8 +56,28 @@ def start(service: Service) -> None:
             # Its own group: Ctrl-C reaches us alone, and one signal reaches the server with all its workers.
             start_new_session=True,
         )
-    born = psutil.Process(process.pid).create_time()
-    service.pid_file.write_text(json.dumps({"pid": process.pid, "born": born}))
+        born = psutil.Process(process.pid).create_time()
+        service.pid_file.write_text(json.dumps({"pid": process.pid, "born": born}))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let ending signals wait: between a server's start and its pid file nobody could end it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: arrived.append(number))
+        for number in ENDING_SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in arrived:
+        signal.raise_signal(number)
 
 
 def find(pid_file: Path) -> psutil.Process | None:

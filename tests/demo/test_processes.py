@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def test_starting_twice_starts_once(tmp_path: Path) -> None:
         assert processes.find(server.pid_file) == group[0]
     finally:
         processes.stop([server.pid_file])
+
+
+def test_an_interruption_waits_until_the_pid_file_is_written(tmp_path: Path) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with processes.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("written")
+        done.append("went on")
+    assert done == ["written"]
 
 
 def test_a_pid_that_is_another_program_by_now_is_left_alone(tmp_path: Path) -> None:
