@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 class SlurmBackend:
     """Measures points as Slurm jobs, reached as the connection ``measurement.options.conn_id`` says."""
 
-    def __init__(self, hook: SlurmHook | None = None) -> None:
-        self._hook = hook
+    def __init__(self) -> None:
+        self._hooks: dict[str, SlurmHook] = {}
 
     def hook(self, conn_id: str) -> SlurmHook:
-        """Return the hook; its module is imported only now."""
-        if self._hook is None:
+        """Return the hook of a connection; its module is imported only now."""
+        if conn_id not in self._hooks:
             from fleetsieve_airflow.hooks.slurm import SlurmHook
 
-            self._hook = SlurmHook(conn_id)
-        return self._hook
+            self._hooks[conn_id] = SlurmHook(conn_id)
+        return self._hooks[conn_id]
 
     @contextmanager
     def connected(self, conn_id: str) -> Iterator[SlurmHook]:
