@@ -115,7 +115,9 @@ class ClaimDesk:
                 self._withdraw(request, run_id)
                 return self._finished(request, done)
             mine = next((run for run in runs if run.info.run_id == run_id), None)
-            if mine is None or mine.info.status != "RUNNING":
+            if mine is None:
+                return None
+            if mine.info.status != "RUNNING":
                 # Another took it over; its lease must not stand in the way of our next try.
                 self._withdraw(request, run_id)
                 return None
@@ -172,7 +174,9 @@ class ClaimDesk:
         run_id = str(run.info.run_id)
         state = _tag(run, layout.TAG_CLAIM)
         lease_s = max(PENDING_LEASE_S, request.lease_s) if state == _HELD else PENDING_LEASE_S
-        self._client.call(request.words, lambda client: set_tags(client, run_id, self._lease(state, lease_s)))
+        # A run left over from an earlier round is measured in this one: evidence is ordered by it.
+        tags = {layout.TAG_ROUND: str(request.round), **self._lease(state, lease_s)}
+        self._client.call(request.words, lambda client: set_tags(client, run_id, tags))
         return run_id
 
     def _hold(self, request: ClaimRequest, run_id: str) -> Claim | None:
@@ -195,7 +199,11 @@ class ClaimDesk:
             client.set_terminated(run_id, "KILLED")
             client.delete_run(run_id)
 
-        self._client.call(request.words, withdraw)
+        def withdraw_if_there(client: MlflowClient) -> None:
+            if client.get_run(run_id).info.lifecycle_stage == "active":
+                withdraw(client)
+
+        self._client.call(request.words, withdraw, again=withdraw_if_there)
 
     def _end_expired(self, request: ClaimRequest, run_ids: list[str]) -> None:
         def end(client: MlflowClient) -> None:

@@ -84,7 +84,7 @@ class EvidenceReader:
             for point in points_of(spec, candidate, spec.measurement.repeats)
         }
         known: dict[str, tuple[tuple[int, int, str], Run]] = {}
-        for run in self._finished(campaign):
+        for run in self._finished(spec, campaign):
             key = run.data.tags.get(layout.TAG_KEY, "")
             number = _round_of(run, campaign) if key in points else None
             if number is None or number > rounds_done:
@@ -133,9 +133,11 @@ class EvidenceReader:
             measured_at=utc_text(run.info.end_time),
         )
 
-    def _finished(self, campaign: CampaignRef) -> Iterator[Run]:
-        kind = f"tags.`{layout.TAG_KIND}` = '{layout.KIND_MEASUREMENT}'"
-        return self._pages(campaign, f"attributes.status = 'FINISHED' AND {kind}")
+    def _finished(self, spec: FleetSpec, campaign: CampaignRef) -> Iterator[Run]:
+        # By family and not all at once: a fleet's history is mostly of models that are gone.
+        for workload in spec.workloads:
+            family = f"tags.`{layout.TAG_FAMILY}` = '{layout.family(spec, workload)}'"
+            yield from self._pages(campaign, f"attributes.status = 'FINISHED' AND {family}")
 
     def _failures(self, campaign: CampaignRef, rounds_done: int) -> list[PointFailure]:
         own = f"tags.`{layout.TAG_CAMPAIGN}` = '{campaign.key}'"

@@ -92,7 +92,9 @@ class MeasurementStore:
             plan_name=tags.get(layout.TAG_PLAN_NAME, ""),
             plan_ids=(tags.get(layout.TAG_PLANS_ID, ""), tags.get(layout.TAG_PLAN_RUN_ID, "")),
         )
+        workload = spec.workload(point.workload)
         written = measurement_tags(measurement) | {
+            layout.TAG_FAMILY: layout.family(spec, workload),
             layout.TAG_COLOR: layout.run_color(spec, point),
             layout.TAG_NOTE: note[: layout.TAG_VALUE_MAX],
         }
@@ -106,14 +108,13 @@ class MeasurementStore:
             for name, value in layout.point_params(spec, point).items()
             if name not in run.data.params
         ]
-        trace = spec.workload(point.workload).trace
 
         def write(client: MlflowClient) -> None:
             client.log_batch(
                 run.info.run_id, metrics, params, [RunTag(name, value) for name, value in written.items()]
             )
-            if trace.digest:
-                _log_trace(client, run.info.run_id, trace)
+            if workload.trace.digest:
+                _log_trace(client, run.info.run_id, workload.trace)
 
         self._client.call(f"log {point.label}", write)
 

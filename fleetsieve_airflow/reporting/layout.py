@@ -1,9 +1,9 @@
 """The one place that knows how a fleet looks in MLflow: experiments, runs, tags, parameters, metrics, links.
 
-Pure mapping from records to names and values; imports records, evidence and errors only. Two experiments per
-fleet: ``fleetsieve/<fleet>-plans`` has a run per campaign (the metrics' step is the round), and
-``fleetsieve/<fleet>-measurements`` a flat run per measured point, because a measurement outlives the campaign
-that paid for it. Nothing that MLflow refuses or spoils (infinity, odd names, cut values) passes this module.
+Pure mapping from records to names and values. Two experiments per fleet: ``fleetsieve/<fleet>-plans`` has a
+run per campaign (the metrics' step is the round), and ``fleetsieve/<fleet>-measurements`` a flat run per
+measured point, because a measurement outlives the campaign that paid for it. Nothing that MLflow refuses or
+spoils (infinity, odd names, cut values) passes this module.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from fleetsieve_airflow.errors import SpecError
 from fleetsieve_airflow.evidence import CapacityInterval, Decision, Measurement, MeasurementPoint, Plan
 from fleetsieve_airflow.records import FleetSpec, Workload
+from fleetsieve_airflow.serialization import sha256
 
 #: Version of this layout. A reader refuses what a later layout wrote.
 SCHEMA = "1"
@@ -63,6 +64,7 @@ TAG_STOPPED = "fleetsieve.stopped"
 TAG_REUSE_MAX_AGE_S = "fleetsieve.reuse_max_age_s"
 # Of a measurement: one point.
 TAG_KEY = "fleetsieve.key"
+TAG_FAMILY = "fleetsieve.family"
 TAG_OWNER = "fleetsieve.owner"
 TAG_CLAIM = "fleetsieve.claim"
 TAG_LEASE_UNTIL = "fleetsieve.lease_until"
@@ -144,6 +146,23 @@ def plan_key(campaign_id: str) -> str:
 def owner_id(campaign_key: str, point_key: str) -> str:
     """Return who may continue a measurement that was begun: the campaign, for this point."""
     return f"{campaign_key[:16]}{point_key[:16]}"
+
+
+def family(spec: FleetSpec, workload: Workload) -> str:
+    """Return the tag that all measurements of a workload share, whatever the engine config: 32 hex digits.
+
+    Points with one key are always of one family, so reading a family misses nothing; what older releases of
+    the model left behind is not even read.
+    """
+    model, trace = spec.model(workload.model), workload.trace
+    return sha256(
+        [
+            workload.name,
+            [model.name, model.revision, model.source],
+            [trace.name, trace.digest, trace.format, trace.isl_mean_tokens, trace.osl_mean_tokens],
+            spec.measurement.device,
+        ]
+    )[:32]
 
 
 def plan_run_name(date: str, reason: str) -> str:

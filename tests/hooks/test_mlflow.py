@@ -575,7 +575,7 @@ def _claim_all(uri: str, spec: FleetSpec, name: str, start: Any, results: Any) -
     campaign = hook.find_campaign(spec.fleet, name)
     assert campaign is not None
     for point in _twenty_points(spec):
-        start.wait()
+        start.wait(timeout=300)
         results.append((point.key, hook.claim_measurement(point, campaign, 1).state))
 
 
@@ -609,8 +609,10 @@ def test_of_eight_threads_that_claim_twenty_points_at_once_one_gets_each(
 ) -> None:
     start, results = threading.Barrier(8), []  # type: ignore[var-annotated]
     with ThreadPoolExecutor(8) as pool:
-        for name in _campaigns(mlflow_server.url, spec, 8):
-            pool.submit(_claim_all, mlflow_server.url, spec, name, start, results)
+        names = _campaigns(mlflow_server.url, spec, 8)
+        jobs = [pool.submit(_claim_all, mlflow_server.url, spec, name, start, results) for name in names]
+        for job in jobs:
+            job.result()
     _assert_one_owner_each(mlflow_server.url, spec, results)
 
 

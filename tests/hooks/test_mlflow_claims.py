@@ -32,6 +32,7 @@ class FakeStore:
         self.now = 1_000_000.0
         self.runs: dict[str, SimpleNamespace] = {}
         self.ids = random.Random(7)
+        self.naps: list[float] = []
 
     def search_runs(self, experiment_ids: list[str], query: str, **_: Any) -> list[SimpleNamespace]:
         assert query == f"tags.`{layout.TAG_KEY}` = '{POINT.key}'"
@@ -120,6 +121,7 @@ class SteppedStore:
     def __getattr__(self, method: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._turns.wait(self._name)
+            self._store.now += self._store.naps.pop() if self._store.naps else 0.0
             if self._calls == self._dies_at:
                 raise Crashed
             self._calls += 1
@@ -195,7 +197,7 @@ def states(results: dict[str, Claim | None]) -> list[str]:
     return [claim.state if claim else "dead" for claim in results.values()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), claimers=st.integers(2, 6))
 def test_exactly_one_of_many_claimers_gets_the_point_in_every_order_of_calls(
     seed: int, claimers: int
@@ -208,7 +210,7 @@ def test_exactly_one_of_many_claimers_gets_the_point_in_every_order_of_calls(
     assert alive == [winner]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     dies_at=st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=2, max_size=5),
@@ -226,7 +228,7 @@ def test_claimers_that_die_at_any_call_leave_a_point_that_one_other_can_have(
     assert alive == [later.run_id]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), claimers=st.integers(2, 5))
 def test_an_expired_claim_goes_to_exactly_one_of_those_who_find_it(seed: int, claimers: int) -> None:
     store = FakeStore()
@@ -237,7 +239,7 @@ def test_an_expired_claim_goes_to_exactly_one_of_those_who_find_it(seed: int, cl
     assert store.runs[gone.run_id].info.status == "KILLED"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_an_owner_that_comes_back_late_and_a_newcomer_never_both_win(seed: int) -> None:
     store = FakeStore()
@@ -245,6 +247,25 @@ def test_an_owner_that_comes_back_late_and_a_newcomer_never_both_win(seed: int) 
     store.now += LEASE_S + 10
     results = claim_in_turn(store, seed, {"owner": None, "newcomer": None})
     assert states(results).count("ours") == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    naps=st.lists(st.sampled_from([0.0] * 6 + [PENDING_LEASE_S + 10]), min_size=10, max_size=40),
+    found_expired=st.booleans(),
+)
+def test_claimers_that_sleep_past_their_pending_lease_between_two_calls_never_both_win(
+    seed: int, naps: list[float], found_expired: bool
+) -> None:
+    store = FakeStore()
+    if found_expired:
+        desk_of(store).claim(request_of("campaign-0"))
+        store.now += LEASE_S + 10
+    # Together shorter than the lease of a claim that has won: what is tried is the way to it.
+    store.naps = [nap for index, nap in enumerate(naps) if nap == 0.0 or naps[:index].count(nap) < 5]
+    results = claim_in_turn(store, seed, {f"campaign-{number}": None for number in range(3)})
+    assert states(results).count("ours") <= 1
 
 
 def test_the_same_campaign_gets_its_own_run_back_after_a_crash() -> None:
@@ -261,6 +282,22 @@ def test_a_run_that_was_created_and_no_more_is_continued_by_its_campaign() -> No
     assert len(store.runs) == 1
     claim = desk_of(store).claim(request_of("owner"))
     assert (claim.state, list(store.runs)) == ("ours", [claim.run_id])
+
+
+def test_a_run_left_over_from_an_earlier_round_counts_for_the_round_that_continues_it() -> None:
+    store = FakeStore()
+    first = desk_of(store).claim(request_of("owner", round=1))
+    assert store.runs[first.run_id].data.tags[layout.TAG_ROUND] == "1"
+    assert desk_of(store).claim(request_of("owner", round=2)).run_id == first.run_id
+    assert store.runs[first.run_id].data.tags[layout.TAG_ROUND] == "2"
+
+
+def test_a_claim_whose_run_somebody_deleted_is_claimed_anew() -> None:
+    store = FakeStore()
+    first = desk_of(store).claim(request_of("owner"))
+    store.delete_run(first.run_id)
+    again = desk_of(store).claim(request_of("owner"))
+    assert (again.state, again.run_id == first.run_id) == ("ours", False)
 
 
 def test_a_finished_point_is_not_claimed_and_says_in_which_round_it_was_met() -> None:

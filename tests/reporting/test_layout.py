@@ -61,6 +61,30 @@ class TestNames:
         assert layout.plan_run_name("2026-11-30", reason) == name
 
 
+class TestFamilies:
+    @given(st.sampled_from(["revision", "device", "trace", "demand", "engine_version", "slo", "gpu"]))
+    def test_points_with_one_key_are_of_one_family(self, changed: str) -> None:
+        spec = make_spec()
+        other = {
+            "revision": replace(spec, models=(replace(spec.models[0], revision="r2"),)),
+            "device": replace(spec, measurement=replace(spec.measurement, device="live")),
+            "trace": replace(
+                spec,
+                workloads=(replace(spec.workloads[0], trace=replace(spec.workloads[0].trace, digest="d")),),
+            ),
+            "demand": make_spec(demand={"chat": 99.0}),
+            "engine_version": replace(
+                spec, configs=tuple(replace(config, engine_version="9") for config in spec.configs)
+            ),
+            "slo": make_spec(slo=make_slo(e2e_p99_s=9.0)),
+            "gpu": replace(spec, pools=(replace(spec.pools[0], gpu="NVIDIA A100"),)),
+        }[changed]
+        same_family = layout.family(spec, spec.workloads[0]) == layout.family(other, other.workloads[0])
+        same_key = make_point(spec).key == make_point(other).key
+        assert same_family or not same_key
+        assert same_family == (changed not in ("revision", "device", "trace"))
+
+
 class TestValues:
     @pytest.mark.parametrize(
         ("value", "shown"),
