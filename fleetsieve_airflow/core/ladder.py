@@ -175,16 +175,19 @@ def _ladder(
     slo = spec.workloads[workload].slo
     cells = [found.get(load, []) for load in candidate.loads]
     verdicts = [judge_repeats(cell, slo, spec.decision) if cell else None for cell in cells]
+    # An engine that started another time is in doubt: ruling it out would contradict what it served.
+    ran = any(not measurement.refused for cell in cells for measurement in cell)
+    in_place: Verdict = "marginal" if ran else "missed"
     certify_on = spec.decision.certify_on
     return Ladder(
         candidate=candidate,
         workload=workload,
         gpus=spec.config(candidate.config).gpus,
-        verdicts=tuple(verdict if verdict != "refused" else "missed" for verdict in verdicts),
+        verdicts=tuple(in_place if verdict == "refused" else verdict for verdict in verdicts),
         rates=tuple(_rate_range(cell) for cell in cells),
         margins=tuple(_mean_margin(cell, spec, workload) for cell in cells),
         keys=tuple(tuple(measurement.point.key for measurement in cell) for cell in cells),
-        refused="refused" in verdicts,
+        refused="refused" in verdicts and not ran,
         monotone="monotone" in certify_on,
         closed_loop="closed_loop" in certify_on,
         slack=spec.decision.closed_loop_slack,

@@ -125,7 +125,9 @@ def _success_reading(measurement: Measurement, required: float) -> _Reading:
         )
     failed, allowed = 1.0 - measurement.success_rate, 1.0 - required
     ratio = _share_margin(failed, allowed)
-    misses = None if measurement.sent is None else float(measurement.failed or 0)
+    misses = measurement.failed
+    if misses is None and measurement.sent is not None:
+        misses = round(failed * measurement.sent)
     return _Reading(ratio, misses, measurement.sent, allowed)
 
 
