@@ -73,7 +73,7 @@ def replay(vllm_lab: Path, tmp_path: Path) -> Replay:
         )
         environment = {name: value for name, value in {**os.environ, **set_}.items() if name not in unset}
         with (tmp_path / "aiperf.log").open("wb") as log:
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=300)
+            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=500)
         return rows, generator.samples(
             (tmp_path / "out" / generator.records_file).read_text().splitlines(), rows
         )
@@ -111,5 +111,5 @@ def test_how_late_the_client_is_is_known_and_a_late_client_is_refused(
     with pytest.raises(MeasurementError, match="late at p99, allowed are") as caught:
         require_valid_run("strict", report, strict)
     assert caught.value.kind == "invalid_run"
-    wide = gates_for(make_slo(ttft_p99_s=1000.0))
+    wide = gates_for(make_slo(ttft_p99_s=100_000.0))
     require_valid_run("wide", report, wide)
