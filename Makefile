@@ -86,4 +86,4 @@ $(VENV34)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
 	@$(BIN)/uv $(INSTALL) --python $(VENV34)/bin/python --constraint $(VENV34)/constraints.txt --editable '.[dev]' $(AIRFLOW34)
 	@touch $@
 
-include make/real.mk
+include make/*.mk

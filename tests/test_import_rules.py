@@ -38,10 +38,22 @@ ALLOWED: dict[str, set[str]] = {
     "campaign": RECORDS | {"backends", "core"},
     "campaign_files": RECORDS | {"campaign", "reporting"},
     "links": set(),
-    "operators": RECORDS | SPEC | {"backends", "campaign", "core", "hooks", "links", "reporting", "triggers"},
+    "operators": RECORDS
+    | SPEC
+    | {
+        "backends",
+        "campaign",
+        "core",
+        "hooks",
+        "links",
+        "reporting",
+        "simulator",
+        "triggers",
+    },
     "dag": {"operators"},
     "cli": RECORDS | SPEC | {"backends", "campaign", "campaign_files", "core", "reporting", "simulator"},
-    "plugin": RECORDS | {"hooks", "reporting"},
+    "plugin": RECORDS | {"hooks", "plugin_pages", "reporting"},
+    "plugin_pages": RECORDS | {"hooks", "reporting"},
     "provider_info": set(),
     "demo": RECORDS | SPEC | {"hooks", "reporting"},
 }
@@ -58,7 +70,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "dag": {"mlflow", "numpy", "pandas", "pulp", "scipy"},
 }  # fmt: skip
 #: What Airflow imports whenever it parses a DAG file or starts a server.
-PARSED = ("dag", "links", "operators", "plugin", "provider_info", "triggers")
+PARSED = ("dag", "links", "operators", "plugin", "plugin_pages", "provider_info", "triggers")
 HEAVY = {"highspy", "matplotlib", "mlflow", "numpy", "pandas", "pulp", "pyarrow", "scipy"}
 
 

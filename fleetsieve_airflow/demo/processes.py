@@ -76,8 +76,8 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in arrived:
-        signal.raise_signal(number)
+    for late in arrived:
+        signal.raise_signal(late)
 
 
 def find(pid_file: Path) -> psutil.Process | None:
