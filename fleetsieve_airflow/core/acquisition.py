@@ -25,9 +25,11 @@ from fleetsieve_airflow.serialization import points_of
 
 #: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be
 #: proved.
-HOPE = 0.3
-#: A batch grows while the proof it belongs to stands with at least this chance.
+HOPE = 0.2
+#: A batch grows over the profiling GPUs while the proof it belongs to stands with at least this chance ...
 STANDS = 0.5
+#: ... and, once they are taken, with points of servers that run anyway while it is all but certain to stand.
+STANDS_FREE = 0.95
 #: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
 MAX_THINNING = 24
 #: Most chosen points whose expected fall of the regret is worked out; the others show the proof's own share.
@@ -290,7 +292,7 @@ def _batch(
         point = points[question.ladder][question.load]
         if point is None:
             continue
-        if chosen and stands < STANDS:
+        if chosen and stands < (STANDS if room > 0 else STANDS_FREE):
             break  # an earlier answer is likely to change the proof: this question may not be needed
         server = (spec.workload(point.workload).model, point.config)
         starts = server not in jobs

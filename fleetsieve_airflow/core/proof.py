@@ -38,6 +38,11 @@ class Question:
     chance: float
 
 
+def expected_price(cost: float, chance: float) -> float:
+    """Return what an answer is expected to cost when it comes true with this chance and is tried again otherwise."""
+    return cost / max(chance, 1e-6)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Cut:
     """Questions whose hoped answers leave a candidate's capacity at most ``cap`` req/s."""
@@ -118,7 +123,7 @@ def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
                 continue
             needed = _gpus_with(base, target, scene.problem.gpus[w][c], rate)
             question = Question(i, j, "met", chance)
-            options.append(Option(needed, scene.costs[i] / chance, (question,)))
+            options.append(Option(needed, expected_price(scene.costs[i], chance), (question,)))
             singles.append((c, rate, options[-1]))
     options.extend(_pairs(scene, w, target, singles))
     return _frontier(options, len(base))
@@ -298,7 +303,7 @@ def _cuts(scene: Scene, w: int, c: int) -> list[Cut]:
 
 
 def _cut(scene: Scene, w: int, c: int, after: Ladder, questions: tuple[Question, ...]) -> Cut:
-    price = sum(scene.costs[question.ladder] / max(question.chance, 1e-6) for question in questions)
+    price = sum(expected_price(scene.costs[question.ladder], question.chance) for question in questions)
     chance = min(question.chance for question in questions)
     return Cut(min(after.capacity_upper, scene.upper[w][c]), price, chance, questions)
 
