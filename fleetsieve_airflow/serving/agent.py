@@ -190,7 +190,7 @@ def facts(
         version = json.loads(node_server.get(f"{server.url}/version")).get("version", "")
     except (OSError, ValueError):
         version = ""
-    cache = re.findall(r"GPU KV cache size: ([\d,]+) tokens", node_server.tail(server.log, 200_000))
+    cache = re.findall(r"KV cache size: ([\d,]+) tokens", node_server.tail(server.log, 200_000))
     return {
         "engine_version": version,
         "node": socket.gethostname(),
