@@ -69,7 +69,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "operators": {"mlflow", "paramiko", "subprocess"},
     "dag": {"mlflow", "numpy", "pandas", "pulp", "scipy"},
 }  # fmt: skip
-#: The one reader of another project's tables: they come as Parquet and are joined before anything is simulated.
+#: The one reader of another project's tables, which come as Parquet and are joined before they are used.
 EXCEPTIONS = {("simulator.aic_database", "pandas")}
 #: What Airflow imports whenever it parses a DAG file or starts a server.
 PARSED = ("dag", "links", "operators", "plugin", "plugin_pages", "provider_info", "triggers")

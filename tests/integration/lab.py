@@ -28,7 +28,7 @@ from fleetsieve_airflow.spec import load_spec
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "dags" / "fleets" / "chat_and_code_h100.yaml"
 GRID = REPOSITORY / "fleetsieve_airflow" / "data" / "paper_grid.csv"
-PATIENCE_S = 900.0
+PATIENCE_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from fleetsieve_airflow.dag import HAS_TASK_LOOPS
 from fleetsieve_airflow.demo.campaign import Outcome, runs_of
 from tests.integration.lab import Fleet, Lab, undisturbed
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow"), pytest.mark.timeout(2400)]
 
 CAMPAIGN = "planned"
 

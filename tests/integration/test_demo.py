@@ -20,7 +20,7 @@ from fleetsieve_airflow.demo.rest import AirflowApi
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 1200.0
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow"), pytest.mark.timeout(2400)]
 
 
 def command(verb: str, home: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from fleetsieve_airflow.demo.campaign import runs_of
 from tests.integration.lab import Fleet, Lab, disturbed, is_asked_for_again, undisturbed
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow"), pytest.mark.timeout(2400)]
 
 MLFLOW_OUTAGE_S = 30.0
 #: As the DAG file says: a measuring task is tried once more.
