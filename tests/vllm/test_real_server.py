@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,17 @@ def measured(spec: FleetSpec, load: float) -> Collected:
     return LocalBackend().measure_with_files(spec, point_of(spec, spec.candidates[0], load))
 
 
-def left_running() -> list[str]:
-    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if "VLLM::" in line or "vllm-lab/vllm/bin/vllm" in line]
+def servers() -> set[str]:
+    """Return the processes of vLLM servers that run on this machine now."""
+    done = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True)
+    return {line for line in done.stdout.splitlines() if "VLLM::" in line or "vllm/bin/vllm serve" in line}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    before = servers()
+    yield
+    assert servers() - before == set()
 
 
 def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: Path) -> None:
@@ -65,7 +74,6 @@ def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: P
     assert judge(high.measurement, slo, spec.decision) == "missed"
     assert high.measurement.curtailed
     assert high.measurement.gpu_seconds_window < 20.0
-    assert left_running() == []
 
 
 @pytest.mark.parametrize(
@@ -82,4 +90,3 @@ def test_a_config_that_cannot_run_is_evidence(
     found = measured(spec_of(vllm_lab, degrees=degrees, **arguments), 2.0)
     assert words in found.measurement.refused
     assert found.measurement.served_rps == 0.0
-    assert left_running() == []
