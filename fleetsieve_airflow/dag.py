@@ -111,6 +111,7 @@ def fleet_plan(
             demand_scale="{{ params.demand_scale }}",
             max_rounds="{{ params.max_rounds }}",
             reason="{{ params.reason or dag_run.run_type }}",
+            round=1 if HAS_TASK_LOOPS else ROUND,
             mlflow_conn_id=mlflow_conn_id,
         )
         here = {"campaign": opened.output, "mlflow_conn_id": mlflow_conn_id}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,13 +15,13 @@ _HOME = Path(tempfile.mkdtemp(prefix="fleetsieve-tests-"))
 
 os.environ.update(
     AIRFLOW_HOME=str(_HOME),
-    AIRFLOW__CORE__DAGS_FOLDER=str(REPOSITORY / "dags"),
+    AIRFLOW__CORE__DAGS_FOLDER=str(_HOME / "dags"),
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{_HOME}/airflow.db",
     AIRFLOW__LOGGING__BASE_LOG_FOLDER=str(_HOME / "logs"),
     AIRFLOW__LOGGING__LOGGING_LEVEL="WARNING",
-    AIRFLOW__API_AUTH__JWT_SECRET="only-for-tests-0123456789abcdef0123456789abcdef0123456789abcdef",
+    AIRFLOW__API_AUTH__JWT_SECRET="only-for-tests-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
     AIRFLOW__USAGE_DATA_COLLECTION__ENABLED="False",
     MLFLOW_DISABLE_TELEMETRY="true",
 )
@@ -37,3 +38,14 @@ def airflow_db() -> Path:
 
     initdb()
     return _HOME
+
+
+@pytest.fixture(scope="session")
+def dags_folder(airflow_db: Path) -> Path:
+    """Airflow's DAG folder: a copy of the one that ships, to which tests may add files."""
+    return Path(shutil.copytree(REPOSITORY / "dags", airflow_db / "dags", dirs_exist_ok=True))
+
+
+def pytest_unconfigure() -> None:
+    """Take the session's Airflow away."""
+    shutil.rmtree(_HOME, ignore_errors=True)

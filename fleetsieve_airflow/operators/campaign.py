@@ -15,6 +15,8 @@ from fleetsieve_airflow.records import FleetSpec
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from fleetsieve_airflow.hooks.mlflow import MlflowHook
+
 
 class OpenCampaignOperator(TrackingOperator):
     """Check a fleet file and its measuring backend, then open the campaign in MLflow or find it open already.
@@ -34,10 +36,19 @@ class OpenCampaignOperator(TrackingOperator):
     :param demand_scale: multiplies every demand of the file (templated).
     :param max_rounds: lowers the file's budget of measuring rounds (templated); None leaves it.
     :param reason: why the fleet is planned, part of the run's name (templated).
+    :param round: the round that begins (templated); from the second on, the campaign keeps the spec it began
+        with, whatever has become of the file.
     :return: the campaign, as the other operators take it.
     """
 
-    template_fields: Sequence[str] = ("fleet", "campaign_id", "demand_scale", "max_rounds", "reason")
+    template_fields: Sequence[str] = (
+        "fleet",
+        "campaign_id",
+        "demand_scale",
+        "max_rounds",
+        "reason",
+        "round",
+    )
 
     def __init__(
         self,
@@ -48,6 +59,7 @@ class OpenCampaignOperator(TrackingOperator):
         demand_scale: float | str = 1.0,
         max_rounds: int | str | None = None,
         reason: str = "manual",
+        round: int | str = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,6 +69,7 @@ class OpenCampaignOperator(TrackingOperator):
         self.demand_scale = demand_scale
         self.max_rounds = max_rounds
         self.reason = reason
+        self.round = round
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Validate, then open."""
@@ -67,11 +80,12 @@ class OpenCampaignOperator(TrackingOperator):
             path = _inside(Path(self.fleet_folder), self.fleet)
             spec = load_spec(path, demand_scale=float(self.demand_scale))
             spec = limit_rounds(spec, int(self.max_rounds) if self.max_rounds else None)
+            hook, name = self.tracking(), campaign_name(self.campaign_id)
+            spec = self._as_it_began(hook, spec, name)
             backend_for(spec).check(spec)
-            hook = self.tracking()
             campaign = hook.open_campaign(
                 spec,
-                campaign_name(self.campaign_id),
+                name,
                 reason=self.reason,
                 spec_text=path.read_text(encoding="utf-8"),
                 airflow=airflow_facts(context),
@@ -79,6 +93,14 @@ class OpenCampaignOperator(TrackingOperator):
         self.mlflow_run_url = hook.campaign_url(campaign)
         self.log.info("Campaign %s of fleet %s: %s", campaign.campaign_id, spec.fleet, self.mlflow_run_url)
         return asdict(campaign)
+
+    def _as_it_began(self, hook: MlflowHook, spec: FleetSpec, name: str) -> FleetSpec:
+        """Return the spec of a campaign that is under way: an edited file is for the next one."""
+        known = hook.find_campaign(spec.fleet, name) if int(self.round) > 1 else None
+        began_with = hook.load_spec(known) if known else spec
+        if began_with != spec:
+            self.log.warning("%s has changed; the campaign goes on with what it began with.", self.fleet)
+        return began_with
 
 
 def campaign_name(text: str) -> str:

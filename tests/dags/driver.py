@@ -1,0 +1,61 @@
+"""Run a campaign to its end in this process: one DAG run where Airflow has task loops, else one per round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.sdk import DAG
+
+from fleetsieve_airflow.dag import HAS_TASK_LOOPS
+
+
+@dataclass(frozen=True)
+class Run:
+    """One DAG run that has ended."""
+
+    run_id: str
+    state: str
+    tasks: dict[str, list[str]]
+    names: tuple[str, ...]
+    published: dict[str, Any] | None
+
+
+def run_campaign(dag: DAG, conf: dict[str, Any]) -> list[Run]:
+    """Run a DAG, and again with what it passes to its next round, until it passes nothing on."""
+    runs = []
+    # Said because `dag.test` leaves the parameters of a run behind as the DAG's own for the next.
+    following: dict[str, Any] | None = conf if HAS_TASK_LOOPS else {"round": 1, **conf}
+    while following is not None:
+        # The task that would trigger the next round has no scheduler to trigger it in.
+        ended = dag.test(run_conf=following, mark_success_pattern="next_round")
+        runs.append(_read(dag, ended))
+        following = None if HAS_TASK_LOOPS else xcom(dag, ended.run_id, "route", "conf")
+    return runs
+
+
+def xcom(dag: DAG, run_id: str, task_id: str, key: str = "return_value") -> Any:
+    """Return what a task of a run passed on."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    query = XComModel.get_many(run_id=run_id, dag_ids=[dag.dag_id], task_ids=[task_id], key=key)
+    with create_session() as session:
+        row = session.scalars(query).first()
+        return None if row is None else XComModel.deserialize_value(row)
+
+
+def _read(dag: DAG, ended: Any) -> Run:
+    tasks: dict[str, list[str]] = {}
+    names = []
+    for instance in ended.get_task_instances():
+        tasks.setdefault(instance.task_id, []).append(str(instance.state))
+        if instance.task_id == "round.profile" and instance.rendered_map_index is not None:
+            names.append(instance.rendered_map_index)
+    return Run(
+        run_id=ended.run_id,
+        state=str(ended.state),
+        tasks=tasks,
+        names=tuple(sorted(names)),
+        published=xcom(dag, ended.run_id, "publish_plan"),
+    )
