@@ -19,9 +19,9 @@ from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_o
 from fleetsieve_airflow.core.ladder import Ladder
 from fleetsieve_airflow.core.proof import Question, Scene
 from fleetsieve_airflow.core.verdict import Verdict
-from fleetsieve_airflow.evidence import CapacityInterval, Evidence, MeasurementPoint, PlannedPoint
+from fleetsieve_airflow.evidence import CapacityInterval, Evidence, PlannedPoint
 from fleetsieve_airflow.records import FleetSpec
-from fleetsieve_airflow.serialization import points_of
+from fleetsieve_airflow.serialization import point_of, points_of
 
 #: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be
 #: proved.
@@ -54,23 +54,26 @@ def choose_points(
     problem: Problem,
     ladders: tuple[Ladder, ...],
     intervals: Sequence[CapacityInterval],
+    box: Box,
     budget_gpu_seconds: float | None,
 ) -> tuple[PlannedPoint, ...]:
     """Choose the next batch of points.
 
+    :param box: the intervals as the problem's box.
     :param budget_gpu_seconds: billed GPU-seconds left, None for no limit.
     :return: empty where nothing that can be measured would change the decision.
     """
     relaxed = _relaxed(problem)
-    outlook = Outlook(relaxed, ladders, box_of(spec, relaxed, intervals), _places(relaxed, ladders))
-    points = _next_points(spec, evidence, ladders)
-    scene = _scene(spec, outlook, points, evidence)
+    seen = box if relaxed is problem else box_of(spec, relaxed, intervals)
+    outlook = Outlook(relaxed, ladders, seen, _places(relaxed, ladders))
+    repeats = _next_points(spec, evidence, ladders)
+    scene = _scene(spec, outlook, repeats, evidence)
     tolerance = spec.decision.tolerance
     questions = _needed(spec, outlook, scene, tolerance)
     if not questions:
         questions = _widest(outlook, scene)
     ordered = sorted(questions, key=lambda q: (-_urgency(scene, q), q.ladder, q.load))
-    return _batch(spec, outlook, scene, points, ordered, budget_gpu_seconds)
+    return _batch(spec, outlook, scene, repeats, ordered, budget_gpu_seconds)
 
 
 def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[bool]:
@@ -124,29 +127,34 @@ def _places(problem: Problem, ladders: Sequence[Ladder]) -> tuple[tuple[int, int
     return tuple(where[ladder.candidate.workload, ladder.candidate.config] for ladder in ladders)
 
 
-def _next_points(
-    spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]
-) -> list[list[MeasurementPoint | None]]:
-    """Return, per ladder and load, the point that would measure it next; None where it is given up."""
+def _next_points(spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]) -> list[list[int | None]]:
+    """Return, per ladder and load, which repeat would measure it next; None where it is exhausted or given up."""
     failures: dict[str, int] = defaultdict(int)
     for failure in evidence.failures:
         failures[failure.key] += spec.measurement.failed_attempts if failure.kind == "missing_in_grid" else 1
-    measured = {item.measurement.point.key for item in evidence.items}
     repeats = spec.measurement.repeats
-    rows: list[list[MeasurementPoint | None]] = []
+    rows: list[list[int | None]] = []
     for ladder in ladders:
-        points = points_of(spec, ladder.candidate, repeats)
-        row: list[MeasurementPoint | None] = []
-        for j in range(len(ladder.candidate.loads)):
-            fresh = [point for point in points[j * repeats : (j + 1) * repeats] if point.key not in measured]
-            usable = [point for point in fresh if failures[point.key] < spec.measurement.failed_attempts]
+        loads = len(ladder.candidate.loads)
+        if not failures and not any(ladder.keys):
+            rows.append([0] * loads)
+            continue
+        measured = {key for keys in ladder.keys for key in keys}
+        keys = ladder.point_keys or [point.key for point in points_of(spec, ladder.candidate, repeats)]
+        row: list[int | None] = []
+        for j in range(loads):
+            usable = [
+                repeat
+                for repeat, key in enumerate(keys[j * repeats : (j + 1) * repeats])
+                if key not in measured and failures[key] < spec.measurement.failed_attempts
+            ]
             row.append(usable[0] if usable else None)
         rows.append(row)
     return rows
 
 
 def _scene(
-    spec: FleetSpec, outlook: Outlook, points: Sequence[Sequence[MeasurementPoint | None]], evidence: Evidence
+    spec: FleetSpec, outlook: Outlook, repeats: Sequence[Sequence[int | None]], evidence: Evidence
 ) -> Scene:
     problem, ladders, box = outlook.problem, outlook.ladders, outlook.box
     members: list[list[int]] = [[] for _ in problem.names]
@@ -161,7 +169,7 @@ def _scene(
         lower=box.lower,
         upper=box.upper,
         costs=[ladder.gpus * (settings.duration_s + settings.startup_s) for ladder in ladders],
-        askable=[[point is not None for point in row] for row in points],
+        askable=[[repeat is not None for repeat in row] for row in repeats],
         dominated=dominated(problem, ladders, box),
     )
 
@@ -277,23 +285,25 @@ def _batch(
     spec: FleetSpec,
     outlook: Outlook,
     scene: Scene,
-    points: Sequence[Sequence[MeasurementPoint | None]],
+    repeats: Sequence[Sequence[int | None]],
     ordered: Sequence[Question],
     budget: float | None,
 ) -> tuple[PlannedPoint, ...]:
     """Take questions in order while profiling GPUs and budget hold; one server's points share a job."""
-    settings = spec.measurement
+    settings, ladders = spec.measurement, outlook.ladders
     room = settings.profiling_gpus if settings.profiling_gpus is not None else sum(outlook.problem.totals)
     jobs: dict[tuple[str, str], int] = {}
     chosen: list[PlannedPoint] = []
     now = _regret_after(outlook, scene, ())
     stands = 1.0  # the chance that all answers hoped for so far come true
     for question in ordered:
-        point = points[question.ladder][question.load]
-        if point is None:
+        repeat = repeats[question.ladder][question.load]
+        if repeat is None:
             continue
         if chosen and stands < (STANDS if room > 0 else STANDS_FREE):
             break  # an earlier answer is likely to change the proof: this question may not be needed
+        candidate = ladders[question.ladder].candidate
+        point = point_of(spec, candidate, candidate.loads[question.load], repeat)
         server = (spec.workload(point.workload).model, point.config)
         starts = server not in jobs
         if starts and chosen and point.gpus > room:

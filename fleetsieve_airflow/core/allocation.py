@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.records import EngineConfig, FleetSpec
 
 Array = NDArray[np.float64]
 #: Relative slack that absorbs rounding of sums of capacities; far below any measured difference.
@@ -78,10 +78,12 @@ class Problem:
 def problem_of(spec: FleetSpec, demand_scale: float = 1.0) -> Problem:
     """Reduce a fleet spec to the numbers of its allocation problem."""
     pool_index = {pool.name: k for k, pool in enumerate(spec.pools)}
-    rows = [
-        [(spec.config(candidate.config)) for candidate in spec.candidates_of(workload.name)]
-        for workload in spec.workloads
-    ]
+    configs = {config.label: config for config in spec.configs}
+    running: dict[str, list[EngineConfig]] = {workload.name: [] for workload in spec.workloads}
+    for candidate in spec.candidates:
+        if not candidate.excluded:
+            running[candidate.workload].append(configs[candidate.config])
+    rows = [running[workload.name] for workload in spec.workloads]
     pools = tuple(tuple(pool_index[config.pool] for config in row) for row in rows)
     gpus = tuple(tuple(config.gpus for config in row) for row in rows)
     plain = (

@@ -23,6 +23,9 @@ from fleetsieve_airflow.core.ladder import Ladder
 from fleetsieve_airflow.evidence import PriorCapacity
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+#: Up to so many measurements are used for every prediction of the fleet.
+MOST_SHARED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class _Inputs:
     :param gpus: ln of the replica's GPUs over the workload's largest replica.  # (rows,)
     """
 
-    workload: NDArray[np.int64]
-    candidate: NDArray[np.int64]
+    workload: Indices
+    candidate: Indices
     load: Array
     gpus: Array
 
@@ -175,14 +178,34 @@ def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tu
     prior = level + kernel.slope_load * load + kernel.slope_gpus * gpus
     known = np.flatnonzero(~np.isnan(values))
     variance = _covariance(kernel, rows, load, gpus, None, None)
+    mean, spread = prior.copy(), variance.copy()
+    for members, given in _conditioning(rows, known):
+        inner = _covariance(kernel, rows, load, gpus, given, given)  # (given, given)
+        cross = _covariance(kernel, rows, load, gpus, members, given)  # (members, given)
+        factor = cho_factor(inner + kernel.noise**2 * np.eye(len(given)), lower=True)
+        mean[members] = prior[members] + cross @ cho_solve(factor, values[given] - prior[given])
+        spread[members] -= np.einsum("rk,kr->r", cross, cho_solve(factor, cross.T))
+    return mean, np.sqrt(np.maximum(spread, 0.0) + kernel.noise**2)
+
+
+def _conditioning(rows: _Inputs, known: Indices) -> list[tuple[Indices, Indices]]:
+    """Return which rows are predicted from which measured ones.
+
+    Few measurements inform everything. Many would cost their cube: then a workload is predicted from its own and an
+    even sample of the others, which is all that the shared slopes need.
+    """
+    everything = np.arange(len(rows.workload))
     if not len(known):
-        return prior, np.sqrt(variance)
-    inner = _covariance(kernel, rows, load, gpus, known, known)  # (known, known)
-    cross = _covariance(kernel, rows, load, gpus, None, known)  # (rows, known)
-    factor = cho_factor(inner + kernel.noise**2 * np.eye(len(known)), lower=True)
-    mean = prior + cross @ cho_solve(factor, values[known] - prior[known])
-    shrink = np.einsum("rk,kr->r", cross, cho_solve(factor, cross.T))
-    return mean, np.sqrt(np.maximum(variance - shrink, 0.0) + kernel.noise**2)
+        return []
+    if len(known) <= MOST_SHARED:
+        return [(everything, known)]
+    parts = []
+    for w in np.unique(rows.workload):
+        own = rows.workload[known] == w
+        others = known[~own]
+        sample = others[np.linspace(0, len(others) - 1, min(len(others), MOST_SHARED // 2)).astype(np.int64)]
+        parts.append((everything[rows.workload == w], np.sort(np.concatenate([known[own], sample]))))
+    return parts
 
 
 def _covariance(
@@ -190,8 +213,8 @@ def _covariance(
     rows: _Inputs,
     load: Array,
     gpus: Array,
-    left: NDArray[np.int64] | None,
-    right: NDArray[np.int64] | None,
+    left: Indices | None,
+    right: Indices | None,
 ) -> Array:
     """Return the covariance between rows; with both sides None, the variance of each row."""
     if left is None and right is None:

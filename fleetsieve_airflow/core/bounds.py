@@ -49,6 +49,11 @@ class Box:
 def box_of(spec: FleetSpec, problem: Problem, intervals: Sequence[CapacityInterval]) -> Box:
     """Turn capacity intervals into a box."""
     found = {(interval.workload, interval.config): interval for interval in intervals}
+    loads = {
+        (candidate.workload, candidate.config): candidate.loads
+        for candidate in spec.candidates
+        if candidate.load_kind == "offered_load_rps"
+    }
     lower: Capacities = []
     upper: Capacities = []
     ranges: list[list[tuple[tuple[float, float], ...]]] = []
@@ -58,16 +63,11 @@ def box_of(spec: FleetSpec, problem: Problem, intervals: Sequence[CapacityInterv
         upper.append([problem.cap(w, interval.upper.value_rps) for interval in row])
         ranges.append(
             [
-                ranges_between(low, high, _inner(spec, interval))
-                for low, high, interval in zip(lower[w], upper[w], row, strict=True)
+                ranges_between(low, high, loads.get((name, label)))
+                for low, high, label in zip(lower[w], upper[w], labels, strict=True)
             ]
         )
     return Box(lower, upper, ranges)
-
-
-def _inner(spec: FleetSpec, interval: CapacityInterval) -> tuple[float, ...] | None:
-    candidate = spec.candidate(interval.workload, interval.config)
-    return candidate.loads if candidate.load_kind == "offered_load_rps" else None
 
 
 def ranges_between(low: float, high: float, loads: Sequence[float] | None) -> tuple[tuple[float, float], ...]:

@@ -37,7 +37,7 @@ def decide(spec: FleetSpec, evidence: Evidence) -> Decision:
     """
     problem = problem_of(spec)
     ladders = ladders_of(spec, evidence)
-    intervals = fit_intervals(spec, evidence)
+    intervals = fit_intervals(spec, evidence, ladders)
     box = box_of(spec, problem, intervals)
     counts, solver, status = solve(problem, box.lower)
     conservative = plan_of(problem, box.lower, counts, solver, status)
@@ -50,7 +50,7 @@ def decide(spec: FleetSpec, evidence: Evidence) -> Decision:
     points: Points = ()
     if state == "measure":
         left = None if spec.budget.gpu_seconds is None else spec.budget.gpu_seconds - spend.gpu_seconds_billed
-        points = choose_points(spec, evidence, problem, ladders, intervals, left)
+        points = choose_points(spec, evidence, problem, ladders, intervals, box, left)
         points, state, reason = _within_budget(spec, evidence, points, spend, reason)
     return Decision(
         state=state,

@@ -20,12 +20,15 @@ from fleetsieve_airflow.records import FleetSpec, Source
 LEAST_DEGREES = 3
 
 
-def fit_intervals(spec: FleetSpec, evidence: Evidence) -> tuple[CapacityInterval, ...]:
+def fit_intervals(
+    spec: FleetSpec, evidence: Evidence, ladders: tuple[Ladder, ...] | None = None
+) -> tuple[CapacityInterval, ...]:
     """Fit the capacity interval of every candidate that can run, in the spec's order.
 
+    :param ladders: the evidence as :func:`~fleetsieve_airflow.core.ladder.ladders_of` reads it, where it is at hand.
     :raises EvidenceError: a measurement lacks what the SLO asks about.
     """
-    ladders = ladders_of(spec, evidence)
+    ladders = ladders_of(spec, evidence) if ladders is None else ladders
     tails = tail_intervals(spec, evidence, ladders)
     intervals = [
         replace(interval_of(ladder), tails=tail) for ladder, tail in zip(ladders, tails, strict=True)

@@ -30,6 +30,7 @@ class Ladder:
         itself.
     :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
     :param keys: per load, the keys of its measurements in the order they became known.
+    :param point_keys: the keys of all its points, repeats of a load together; empty where nothing is measured.
     """
 
     candidate: Candidate
@@ -43,6 +44,7 @@ class Ladder:
     monotone: bool = True
     closed_loop: bool = True
     slack: float = 0.0
+    point_keys: tuple[str, ...] = ()
 
     @property
     def met(self) -> list[int]:
@@ -156,20 +158,32 @@ def ladders_of(spec: FleetSpec, evidence: Evidence) -> tuple[Ladder, ...]:
 
     :raises EvidenceError: a measurement lacks what the SLO asks about.
     """
-    by_key = {item.measurement.point.key: item.measurement for item in evidence.items}
+    known: dict[tuple[str, str], dict[str, Measurement]] = defaultdict(dict)
+    for item in evidence.items:
+        point = item.measurement.point
+        known[point.workload, point.config][point.key] = item.measurement
     index = {workload.name: w for w, workload in enumerate(spec.workloads)}
+    gpus = {config.label: config.gpus for config in spec.configs}
     return tuple(
-        _ladder(spec, candidate, index[candidate.workload], by_key)
+        _ladder(
+            spec,
+            candidate,
+            index[candidate.workload],
+            gpus[candidate.config],
+            known.get((candidate.workload, candidate.config), {}),
+        )
         for candidate in spec.candidates
         if not candidate.excluded
     )
 
 
 def _ladder(
-    spec: FleetSpec, candidate: Candidate, workload: int, by_key: Mapping[str, Measurement]
+    spec: FleetSpec, candidate: Candidate, workload: int, gpus: int, by_key: Mapping[str, Measurement]
 ) -> Ladder:
     found: dict[float, list[Measurement]] = defaultdict(list)
-    for point in points_of(spec, candidate, spec.measurement.repeats):
+    # Keys are hashes: working them out only where there is evidence keeps fleets of thousands of candidates fast.
+    points = points_of(spec, candidate, spec.measurement.repeats) if by_key else ()
+    for point in points:
         if (measurement := by_key.get(point.key)) is not None:
             found[point.load].append(measurement)
     slo = spec.workloads[workload].slo
@@ -182,7 +196,7 @@ def _ladder(
     return Ladder(
         candidate=candidate,
         workload=workload,
-        gpus=spec.config(candidate.config).gpus,
+        gpus=gpus,
         verdicts=tuple(in_place if verdict == "refused" else verdict for verdict in verdicts),
         rates=tuple(_rate_range(cell) for cell in cells),
         margins=tuple(_mean_margin(cell, spec, workload) for cell in cells),
@@ -191,6 +205,7 @@ def _ladder(
         monotone="monotone" in certify_on,
         closed_loop="closed_loop" in certify_on,
         slack=spec.decision.closed_loop_slack,
+        point_keys=tuple(point.key for point in points),
     )
 
 
