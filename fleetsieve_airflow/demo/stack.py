@@ -18,18 +18,6 @@ from fleetsieve_airflow.demo.processes import Service
 from fleetsieve_airflow.demo.rest import AirflowApi, fetch_json
 
 AIRFLOW_COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-#: What the tasks of a campaign import.
-PRELOADED = (
-    "airflow.executors.local_executor",
-    "airflow.sdk.execution_time.supervisor",
-    "airflow.sdk.execution_time.task_runner",
-    "airflow.providers.standard.operators.trigger_dagrun",
-    "fleetsieve_airflow.hooks.mlflow",
-    "mlflow",
-    "pandas",
-    "pulp",
-    "scipy.stats",
-)
 START_TIMEOUT_S = 300.0
 
 
@@ -172,13 +160,12 @@ def _airflow_options(stack: Stack) -> dict[str, str]:
         },
         "api_auth": {"jwt_secret": settings.jwt_secret},
         # A campaign is a chain of short tasks: waiting a second between two looks would be most of its time.
-        # Tasks start from a process that has imported the heavy libraries, once, instead of each on its own.
         "scheduler": {
             "scheduler_idle_sleep_time": 0.5,
             # On a busy machine half a minute without a heartbeat does not mean death.
             "scheduler_health_check_threshold": 120,
             "mp_start_method": "forkserver",
-            "mp_forkserver_preload": ",".join(PRELOADED),
+            "mp_forkserver_preload": "fleetsieve_airflow.demo.preload",
         },
         # Two cores may be busy for longer than the five seconds that a task waits for an answer by default.
         "workers": {"execution_api_timeout": 60},

@@ -188,9 +188,10 @@ def make_lab(root: Path) -> Lab:
     control.mkdir()
     extra = {
         "FLEETSIEVE_TEST_CONTROL": str(control),
-        # How long the death of a worker goes unnoticed; five minutes by default.
+        # How long deaths go unnoticed; with Airflow's defaults it is five minutes.
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "45",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "60",
     }
     stack = Stack.at(root / "home", dags, extra)
     try:
