@@ -208,7 +208,7 @@ class ClaimDesk:
     def _end_expired(self, request: ClaimRequest, run_ids: list[str]) -> None:
         def end(client: MlflowClient) -> None:
             for run_id in run_ids:
-                client.set_terminated(run_id, "KILLED")
+                end_unless_deleted(client, run_id)
 
         self._client.call(request.words, end)
 
@@ -237,7 +237,16 @@ class ClaimDesk:
 
     def _expired(self, runs: list[Run], own_run_id: str) -> list[str]:
         left = [run for run in runs if run.info.status == "RUNNING" and not self._alive(run)]
-        return [str(run.info.run_id) for run in left if run.info.run_id != own_run_id]
+        return [
+            str(run.info.run_id)
+            for run in left
+            if run.info.run_id != own_run_id and not self._is_withdrawing(run)
+        ]
+
+    def _is_withdrawing(self, run: Run) -> bool:
+        # Its own claimer is about to end it, unless it has died over it.
+        lost = _tag(run, layout.TAG_CLAIM) == _LOST
+        return lost and lease_until(run) > self._clock() - PENDING_LEASE_S
 
     def _lease(self, state: str, seconds: float) -> dict[str, str]:
         return {
@@ -281,6 +290,17 @@ def lease_until(run: Run) -> float:
         return float(_tag(run, layout.TAG_LEASE_UNTIL))
     except ValueError:
         return 0.0
+
+
+def end_unless_deleted(client: MlflowClient, run_id: str) -> None:
+    """End a run as killed; its claimer may come back and delete it at the same moment."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_terminated(run_id, "KILLED")
+    except MlflowException:
+        if str(client.get_run(run_id).info.lifecycle_stage) != "deleted":
+            raise
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:

@@ -576,7 +576,11 @@ def _claim_all(uri: str, spec: FleetSpec, name: str, start: Any, results: Any) -
     assert campaign is not None
     for point in _twenty_points(spec):
         start.wait(timeout=300)
-        results.append((point.key, hook.claim_measurement(point, campaign, 1).state))
+        try:
+            results.append((point.key, hook.claim_measurement(point, campaign, 1).state))
+        except TrackingError as error:
+            # Told by its result: whoever leaves would keep the others waiting for it.
+            results.append((point.key, str(error)))
 
 
 def _twenty_points(spec: FleetSpec) -> list[Any]:

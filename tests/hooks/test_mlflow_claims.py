@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlflow.exceptions import INVALID_PARAMETER_VALUE, MlflowException
 
 from fleetsieve_airflow.hooks.claims import PENDING_LEASE_S, ClaimDesk, ClaimRequest
 from fleetsieve_airflow.hooks.mlflow_refs import CampaignRef, Claim
@@ -36,35 +37,42 @@ class FakeStore:
 
     def search_runs(self, experiment_ids: list[str], query: str, **_: Any) -> list[SimpleNamespace]:
         assert query == f"tags.`{layout.TAG_KEY}` = '{POINT.key}'"
-        found = [run for run in self.runs.values() if not run.deleted]
+        found = [run for run in self.runs.values() if run.info.lifecycle_stage == "active"]
         return [self._copy(run) for run in sorted(found, key=lambda run: run.info.start_time)]
 
     def create_run(self, experiment_id: str, *, tags: dict[str, str], run_name: str) -> SimpleNamespace:
         run_id = f"{self.ids.getrandbits(64):016x}"
-        info = SimpleNamespace(run_id=run_id, status="RUNNING", start_time=self.now, end_time=None)
-        self.runs[run_id] = SimpleNamespace(info=info, data=SimpleNamespace(tags=dict(tags)), deleted=False)
+        info = SimpleNamespace(
+            run_id=run_id, status="RUNNING", start_time=self.now, end_time=None, lifecycle_stage="active"
+        )
+        self.runs[run_id] = SimpleNamespace(info=info, data=SimpleNamespace(tags=dict(tags)))
         return self._copy(self.runs[run_id])
 
     def get_run(self, run_id: str) -> SimpleNamespace:
         return self._copy(self.runs[run_id])
 
     def log_batch(self, run_id: str, *, tags: list[Any]) -> None:
-        self.runs[run_id].data.tags.update({tag.key: tag.value for tag in tags})
+        self._active(run_id).data.tags.update({tag.key: tag.value for tag in tags})
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
-        self.runs[run_id].data.tags[key] = value
+        self._active(run_id).data.tags[key] = value
 
     def set_terminated(self, run_id: str, status: str) -> None:
-        self.runs[run_id].info.status = status
-        self.runs[run_id].info.end_time = round(1000 * self.now)
+        info = self._active(run_id).info
+        info.status, info.end_time = status, round(1000 * self.now)
 
     def delete_run(self, run_id: str) -> None:
-        self.runs[run_id].deleted = True
+        self._active(run_id).info.lifecycle_stage = "deleted"
+
+    def _active(self, run_id: str) -> SimpleNamespace:
+        if self.runs[run_id].info.lifecycle_stage != "active":
+            raise MlflowException(f"The run {run_id} must be in the 'active' state.", INVALID_PARAMETER_VALUE)
+        return self.runs[run_id]
 
     @staticmethod
     def _copy(run: SimpleNamespace) -> SimpleNamespace:
         data = SimpleNamespace(tags=dict(run.data.tags))
-        return SimpleNamespace(info=SimpleNamespace(**vars(run.info)), data=data, deleted=run.deleted)
+        return SimpleNamespace(info=SimpleNamespace(**vars(run.info)), data=data)
 
 
 class Turns:
@@ -348,7 +356,7 @@ def test_a_claim_that_lost_leaves_no_run_in_the_lists() -> None:
         store.runs.clear()
         claim_in_turn(store, seed, {"a": None, "b": None})
         lost = [run for run in store.runs.values() if run.data.tags[layout.TAG_CLAIM] == "lost"]
-        assert all(run.deleted and run.info.status == "KILLED" for run in lost)
+        assert all((run.info.lifecycle_stage, run.info.status) == ("deleted", "KILLED") for run in lost)
         assert all(run.data.tags[layout.TAG_KIND] == layout.KIND_CLAIM_LOST for run in lost)
         if lost:
             return
