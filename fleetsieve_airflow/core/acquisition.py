@@ -67,7 +67,8 @@ def choose_points(
     seen = box if relaxed is problem else box_of(spec, relaxed, intervals)
     outlook = Outlook(relaxed, ladders, seen, _places(relaxed, ladders))
     repeats = _next_points(spec, evidence, ladders)
-    scene = _scene(spec, outlook, repeats, evidence)
+    beaten = dominated(problem, ladders, box)
+    scene = _scene(spec, outlook, repeats, evidence, beaten)
     tolerance = spec.decision.tolerance
     questions = _needed(spec, outlook, scene, tolerance)
     if not questions:
@@ -80,16 +81,30 @@ def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[boo
     """Say for each ladder whether its replica's GPUs do provably as well in other replicas."""
     result = []
     for i, (w, c) in enumerate(_places(problem, ladders)):
-        size = problem.gpus[w][c]
+        pool = problem.pools[w][c]
         others = [
             (problem.gpus[w][o], box.lower[w][o])
             for o in range(len(box.lower[w]))
-            if o != c and box.lower[w][o] > 0
+            if o != c and problem.pools[w][o] == pool and box.lower[w][o] > 0
         ]
-        known = _small_knapsack([(g, v) for g, v in others if g <= size], size)
+        size, most = problem.gpus[w][c], problem.max_replicas[w]
+        known = _best_within(others, size, problem.node_sizes[pool], single=most is not None)
         # an equal is only dominated by what is itself kept: strictly better, or smaller
         result.append(known >= box.upper[w][c] * (1 - SLACK) and known > 0.0 and not ladders[i].met_upto >= 0)
     return result
+
+
+def _best_within(items: Sequence[tuple[int, float]], size: int, node: int, *, single: bool) -> float:
+    """Return the most that replicas of these sizes serve in the place of one of ``size`` GPUs.
+
+    :param single: only one of them may take its place, because replicas are limited in number.
+    """
+    if single:
+        return max((v for g, v in items if g <= size), default=0.0)
+    if size <= node:
+        return _small_knapsack(items, size)
+    whole = _small_knapsack([(g, v) for g, v in items if g <= node], node)  # no replica straddles two nodes
+    return _small_knapsack([(node, whole), *((g, v) for g, v in items if g > node)], size)
 
 
 def _small_knapsack(items: Sequence[tuple[int, float]], size: int) -> float:
@@ -128,7 +143,7 @@ def _places(problem: Problem, ladders: Sequence[Ladder]) -> tuple[tuple[int, int
 
 
 def _next_points(spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]) -> list[list[int | None]]:
-    """Return, per ladder and load, which repeat would measure it next; None where it is exhausted or given up."""
+    """Return, per ladder and load, which repeat would measure it next; None where it is given up."""
     failures: dict[str, int] = defaultdict(int)
     for failure in evidence.failures:
         failures[failure.key] += spec.measurement.failed_attempts if failure.kind == "missing_in_grid" else 1
@@ -154,7 +169,11 @@ def _next_points(spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder])
 
 
 def _scene(
-    spec: FleetSpec, outlook: Outlook, repeats: Sequence[Sequence[int | None]], evidence: Evidence
+    spec: FleetSpec,
+    outlook: Outlook,
+    repeats: Sequence[Sequence[int | None]],
+    evidence: Evidence,
+    beaten: Sequence[bool],
 ) -> Scene:
     problem, ladders, box = outlook.problem, outlook.ladders, outlook.box
     members: list[list[int]] = [[] for _ in problem.names]
@@ -170,7 +189,7 @@ def _scene(
         upper=box.upper,
         costs=[ladder.gpus * (settings.duration_s + settings.startup_s) for ladder in ladders],
         askable=[[repeat is not None for repeat in row] for row in repeats],
-        dominated=dominated(problem, ladders, box),
+        dominated=beaten,
     )
 
 
