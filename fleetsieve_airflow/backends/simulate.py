@@ -12,11 +12,12 @@ a simulated number is never taken for a measured one. Options under ``measuremen
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fleetsieve_airflow.errors import FleetsieveError, SpecError
 from fleetsieve_airflow.evidence import Measurement, MeasurementPoint
-from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Trace
 from fleetsieve_airflow.serving.judge import gates_for, judge, require_enough_requests
 from fleetsieve_airflow.serving.samples import Sample
 from fleetsieve_airflow.serving.trace import TraceRow, window
@@ -121,8 +122,7 @@ def _constants(spec: FleetSpec) -> Constants:
             raise SpecError(f"measurement.options.constants: {part!r} is not name=number.") from None
     if unknown := sorted(set(given) - known):
         raise SpecError(
-            f"measurement.options.constants: unknown {', '.join(unknown)}; "
-            f"known: {', '.join(sorted(known))}."
+            f"measurement.options.constants: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}."
         )
     return Constants(**given)
 
@@ -153,7 +153,8 @@ def _run(
     from fleetsieve_airflow.simulator.events import StepTimes, simulate
 
     timeout = spec.measurement.option("timeout_s")
-    times, requests = StepTimes(engine), _requests(spec, point, engine)
+    times = StepTimes(engine)
+    requests = _requests(spec, point.workload, point.load_kind, point.load, point.seed, engine)
     rows: list[TraceRow] = []
     samples: list[Sample] = []
     for copy in range(copies):
@@ -191,29 +192,41 @@ def _record(outcome: Outcome, requests: Requests, rows: list[TraceRow], samples:
         rows.append(TraceRow(arrival_s=sent, input_tokens=isl, output_tokens=osl))
 
 
-def _requests(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> Requests:
+def fleet_requests(
+    spec: FleetSpec, engines: FleetEngines, seed: int = 0
+) -> Callable[[Candidate, float], Requests]:
+    """Return what gives a candidate's requests at a load: the window of its trace a live run replays."""
+
+    def requests_at(candidate: Candidate, load: float) -> Requests:
+        engine = engines.engine(candidate.workload, candidate.config)
+        return _requests(spec, candidate.workload, candidate.load_kind, load, seed, engine)
+
+    return requests_at
+
+
+def _requests(
+    spec: FleetSpec, workload: str, load_kind: LoadKind, load: float, seed: int, engine: EngineModel
+) -> Requests:
     import numpy as np
 
     from fleetsieve_airflow.simulator.arrivals import Requests
 
-    closed = point.load_kind == "concurrency"
-    rate = _fastest_rps(spec, point, engine) if closed else point.load
-    trace = spec.workload(point.workload).trace
-    rows = window(trace, rate_rps=rate, duration_s=point.duration_s, seed=point.seed)
+    closed, trace = load_kind == "concurrency", spec.workload(workload).trace
+    rate = _fastest_rps(trace, load, engine) if closed else load
+    rows = window(trace, rate_rps=rate, duration_s=spec.measurement.duration_s, seed=seed)
     arrivals = np.array([0.0 if closed else row.arrival_s for row in rows])
     return Requests(
         arrivals,
         np.array([row.input_tokens for row in rows]),
         np.array([row.output_tokens for row in rows]),
-        round(point.load) if closed else None,
+        max(1, round(load)) if closed else None,
     )
 
 
-def _fastest_rps(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> float:
+def _fastest_rps(trace: Trace, load: float, engine: EngineModel) -> float:
     """Return a rate that clients of a closed loop cannot exceed: twice that of requests each alone."""
-    trace = spec.workload(point.workload).trace
     alone = (trace.osl_mean_tokens or 64.0) * float(engine.decode_s(1.0, 0.0)) / engine.tokens_per_step
-    return 2.0 * point.load / max(alone, 0.02)
+    return 2.0 * load / max(alone, 0.02)
 
 
 def _flags(engine: EngineModel) -> tuple[tuple[str, str], ...]:

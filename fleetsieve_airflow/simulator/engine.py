@@ -81,6 +81,8 @@ class EngineModel:
             )
         self.kv_tokens = kv_tokens(shape, database.hardware, plan, self.settings)
         self.beyond: list[str] = []
+        #: What others derive from this engine whatever its constants; variants share it.
+        self.shared: dict[str, object] = {}
         graph = operator_graph(shape, plan, self.settings.routing)
         self.tokens = add([self._priced(call) for call in graph if not call.head])
         self.head = add([self._priced(call) for call in graph if call.head])

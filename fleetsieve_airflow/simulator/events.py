@@ -17,7 +17,7 @@ import numpy as np
 
 from fleetsieve_airflow.simulator.arrivals import Requests, thinned
 from fleetsieve_airflow.simulator.curves import FloatArray
-from fleetsieve_airflow.simulator.engine import EngineModel, StepShape
+from fleetsieve_airflow.simulator.engine import Constants, EngineModel, StepShape
 
 _LENGTHS = np.unique(np.concatenate([np.arange(0, 64), np.round(np.geomspace(64, 262144, 400))]))
 _CONTEXTS = np.unique(np.round(np.concatenate([[0.0], np.geomspace(16, 262144, 96)])))
@@ -78,53 +78,65 @@ class Outcome:
         return np.asarray(values[~np.isnan(values)])
 
 
+class _Tables:
+    """An engine's step times before any constant, as plain lists; one engine's variants share them."""
+
+    def __init__(self, engine: EngineModel) -> None:
+        self.plain = engine.with_constants(Constants(step_overhead_s=0.0, sequence_overhead_s=0.0))
+        longest = (
+            engine.settings.max_num_batched_tokens * engine.plan.pp + 2 * engine.settings.max_num_seqs + 2
+        )
+        self.tokens: list[float] = engine.tokens.at(np.maximum(1, np.arange(longest))).tolist()
+        lengths = np.maximum(_LENGTHS, 1.0)
+        alone = self.plain.prefill_s(StepShape(prefill=lengths)) * engine.plan.pp
+        rest = np.maximum(0.0, alone - engine.tokens.at(np.maximum(1.0, lengths / engine.plan.cp)))
+        every = np.interp(np.arange(_LENGTHS[-1] + 1.0), _LENGTHS, rest)
+        self.attention: list[float] = every.tolist()
+        self.rows: dict[int, list[float]] = {}
+
+    def row(self, decoding: int) -> list[float]:
+        row = self.rows.get(decoding)
+        if row is None:
+            row = self.rows[decoding] = self.plain.decode_s(float(decoding), _CONTEXTS).tolist()
+        return row
+
+
 class StepTimes:
     """An engine's step times as plain lists, so that one step costs a few look-ups."""
 
     def __init__(self, engine: EngineModel) -> None:
-        self._engine = engine
-        self.constants = engine.constants
+        tables = engine.shared.get("steps")
+        if not isinstance(tables, _Tables):
+            tables = engine.shared["steps"] = _Tables(engine)
+        self.constants, self._tables = engine.constants, tables
         self.budget = engine.settings.max_num_batched_tokens
-        longest = self.budget * engine.plan.pp + 2 * engine.settings.max_num_seqs + 2
-        self._tokens: list[float] = engine.tokens.at(np.maximum(1, np.arange(longest))).tolist()
-        alone = StepShape(prefill=np.maximum(_LENGTHS, 1.0))
-        shared = np.maximum(_LENGTHS, 1.0) / engine.plan.cp
-        scale = max(engine.constants.prefill_scale, 1e-12) / engine.plan.pp
-        rest = engine.prefill_s(alone) / scale - engine.tokens.at(np.maximum(1.0, shared))
-        self._attention = np.interp(
-            np.arange(int(_LENGTHS[-1]) + 1, dtype=float), _LENGTHS, np.maximum(0.0, rest)
-        )
-        self._floor = float(self._attention[1])
-        self._rows: dict[int, list[float]] = {}
         self._contexts: list[float] = _CONTEXTS.tolist()
         self._cp = engine.plan.cp
-        self._prefill_scale = scale
+        self._prefill_scale = engine.constants.prefill_scale / engine.plan.pp
 
     def decode_s(self, decoding: int, context: float) -> float:
         """Return seconds one step of ``decoding`` sequences takes, overhead included."""
-        row = self._rows.get(decoding)
-        if row is None:
-            values = self._engine.decode_s(float(decoding), _CONTEXTS)
-            overhead = self.constants.step_overhead_s + self.constants.sequence_overhead_s * decoding
-            row = self._rows[decoding] = (values + overhead).tolist()
-        contexts = self._contexts
+        row, contexts, constants = self._tables.row(decoding), self._contexts, self.constants
         if context >= contexts[-1]:
-            return row[-1] * context / contexts[-1]
-        right = bisect_right(contexts, context)
-        low = contexts[right - 1]
-        return row[right - 1] + (row[right] - row[right - 1]) * (context - low) / (contexts[right] - low)
+            seconds = row[-1] * context / contexts[-1]
+        else:
+            right = bisect_right(contexts, context)
+            low, below = contexts[right - 1], row[right - 1]
+            seconds = below + (row[right] - below) * (context - low) / (contexts[right] - low)
+        overhead = constants.step_overhead_s + constants.sequence_overhead_s * decoding
+        return seconds * constants.decode_scale + overhead
 
     def prefill_s(self, decoding: int, chunks: list[tuple[int, int]]) -> float:
         """Return seconds that prompt chunks (tokens, already cached) add to a step."""
-        tokens, attention = 0, self._floor
-        last = len(self._attention) - 1
+        attention_s, tokens_s = self._tables.attention, self._tables.tokens
+        floor = attention_s[1]
+        tokens, attention, last = 0, floor, len(attention_s) - 1
         for size, done in chunks:
             tokens += size
-            whole = min(size + done, last)
             share = 1.0 if not done else 1.0 - (done / (size + done)) ** 2
-            attention += max(0.0, float(self._attention[whole]) - self._floor) * share
-        position = min(decoding + -(-tokens // self._cp), len(self._tokens) - 1)
-        added = self._tokens[position] - (self._tokens[decoding] if decoding else 0.0)
+            attention += max(0.0, attention_s[min(size + done, last)] - floor) * share
+        position = min(decoding + -(-tokens // self._cp), len(tokens_s) - 1)
+        added = tokens_s[position] - (tokens_s[decoding] if decoding else 0.0)
         return (max(0.0, added) + attention) * self._prefill_scale
 
 

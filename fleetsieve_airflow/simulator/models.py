@@ -161,7 +161,7 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         hidden=hidden,
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
+        head_dim=int(config.get("head_dim") or config.get("v_head_dim") or hidden // heads),
         inter=int(config["intermediate_size"]),
         vocab=int(config["vocab_size"]),
         attention="mla" if mla else "gqa",

@@ -1,0 +1,1 @@
+"""How good the simulator is: accuracy against real measurements, cost against size."""

@@ -1,0 +1,114 @@
+"""What a search costs against the number of configurations it prices, and what one simulated window costs.
+
+    python -m benchmarks.simulator.growth --tables aiconfigurator --out results/
+
+Times are processor seconds of this process, so that they mean the same on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetsieve_airflow.simulator.arrivals import Lengths, poisson
+from fleetsieve_airflow.simulator.engine import EngineModel
+from fleetsieve_airflow.simulator.events import simulate
+from fleetsieve_airflow.simulator.models import Precision, model_named
+from fleetsieve_airflow.simulator.plans import ParallelPlan
+from fleetsieve_airflow.simulator.search import Targets, search
+from fleetsieve_airflow.simulator.space import SearchSpace, databases_named
+from fleetsieve_airflow.simulator.steady import LengthProfile
+
+GPUS = ("h100", "h200", "h100@500W", "h100@350W")
+STEPS = ((1, 16), (1, 8), (2, 8), (2, 4), (4, 4), (4, 2), (4, 1))
+FP8 = Precision(gemm="fp8_block", moe="fp8_block", kv="fp8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", default="roofline")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    points = [measured(arguments.tables, gpus, stride) for gpus, stride in STEPS]
+    window = one_window(arguments.tables)
+    result = {"tables": arguments.tables, "search": points, "window_300s_10rps_cpu_s": window}
+    (arguments.out / "growth.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "growth.svg").write_text(figure(points), encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+def measured(tables: str, gpus: int, stride: int) -> dict[str, float]:
+    """Search a mixture-of-experts model: hardware x TP x PP x EP x DP x runtime x batch."""
+    started = time.process_time()
+    space = SearchSpace(
+        databases=databases_named(GPUS[:gpus], tables, "vllm"),
+        batches=tuple(range(1, 257, stride)),
+        max_gpus=64,
+    )
+    shape = model_named("qwen3-235b-a22b").with_precision(FP8)
+    profile = LengthProfile(isl_tokens=4000, osl_tokens=1000)
+    result = search(shape, profile, space, Targets(ttft_s=2.0, tpot_s=0.04))
+    return {
+        "configurations": result.priced,
+        "cpu_s": round(time.process_time() - started, 2),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def one_window(tables: str) -> float:
+    """Simulate 300 s of a 70B model at 10 requests per second; processor seconds, the best of three."""
+    database = databases_named(["h100"], tables, "vllm")[0]
+    shape = model_named("llama-3.1-70b").with_precision(Precision(gemm="fp8", moe="fp8"))
+    lengths = Lengths(isl_mean_tokens=1155, osl_mean_tokens=211, spread="lognormal")
+    taken = []
+    for seed in range(3):
+        engine = EngineModel(database, shape, ParallelPlan(tp=8))
+        requests = poisson(10.0, 300.0, lengths, seed)
+        started = time.process_time()
+        simulate(engine, requests)
+        taken.append(time.process_time() - started)
+    return round(min(taken), 3)
+
+
+def figure(points: Sequence[dict[str, float]]) -> str:
+    """Draw processor seconds against configurations."""
+    width, height, left, bottom = 560, 320, 60, 44
+    right = max(point["configurations"] for point in points) * 1.05
+    top = max(point["cpu_s"] for point in points) * 1.15
+
+    def place(x: float, y: float) -> str:
+        return (
+            f"{left + x / right * (width - left - 20):.1f},{20 + (1 - y / top) * (height - bottom - 20):.1f}"
+        )
+
+    line = " ".join(place(point["configurations"], point["cpu_s"]) for point in points)
+    marks = "".join(
+        '<circle cx="{}" cy="{}" r="4" fill="#2f6f9f"/>'.format(
+            *place(p["configurations"], p["cpu_s"]).split(",")
+        )
+        for p in points
+    )
+    labels = "".join(
+        f'<text x="{place(right * s, 0).split(",")[0]}" y="{height - 26}" text-anchor="middle">'
+        f'{right * s / 1e6:.2f} M</text><text x="{left - 6}" y="{place(0, top * s).split(",")[1]}" '
+        f'text-anchor="end">{top * s:.0f} s</text>'
+        for s in (0.25, 0.5, 0.75, 1.0)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui" '
+        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
+        f'<path d="M{left},20 V{height - bottom} H{width - 20}" fill="none" stroke="#444"/>'
+        f'<polyline points="{line}" fill="none" stroke="#2f6f9f"/>{marks}{labels}'
+        f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">configurations priced</text>'
+        f'<text x="{left}" y="14">processor seconds of one core</text></svg>'
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
