@@ -18,7 +18,7 @@ from fleetsieve_airflow.demo.processes import Service
 from fleetsieve_airflow.demo.rest import AirflowApi, fetch_json
 
 AIRFLOW_COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
