@@ -191,8 +191,8 @@ def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tu
 def _conditioning(rows: _Inputs, known: Indices) -> list[tuple[Indices, Indices]]:
     """Return which rows are predicted from which measured ones.
 
-    Few measurements inform everything. Many would cost their cube: then a workload is predicted from its own and an
-    even sample of the others, which is all that the shared slopes need.
+    Few measurements inform everything. Many would cost their cube: then a workload is predicted from its own
+    and an even sample of the others, which is all that the shared slopes need.
     """
     everything = np.arange(len(rows.workload))
     if not len(known):

@@ -25,7 +25,7 @@ def fit_intervals(
 ) -> tuple[CapacityInterval, ...]:
     """Fit the capacity interval of every candidate that can run, in the spec's order.
 
-    :param ladders: the evidence as :func:`~fleetsieve_airflow.core.ladder.ladders_of` reads it, where it is at hand.
+    :param ladders: the evidence as :func:`~fleetsieve_airflow.core.ladder.ladders_of` reads it, if at hand.
     :raises EvidenceError: a measurement lacks what the SLO asks about.
     """
     ladders = ladders_of(spec, evidence) if ladders is None else ladders

@@ -30,7 +30,7 @@ class Ladder:
         itself.
     :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
     :param keys: per load, the keys of its measurements in the order they became known.
-    :param point_keys: the keys of all its points, repeats of a load together; empty where nothing is measured.
+    :param point_keys: keys of all its points, repeats of a load together; empty where nothing is measured.
     """
 
     candidate: Candidate
@@ -181,7 +181,7 @@ def _ladder(
     spec: FleetSpec, candidate: Candidate, workload: int, gpus: int, by_key: Mapping[str, Measurement]
 ) -> Ladder:
     found: dict[float, list[Measurement]] = defaultdict(list)
-    # Keys are hashes: working them out only where there is evidence keeps fleets of thousands of candidates fast.
+    # Keys are hashes: they are worked out only where there is evidence, for fleets of thousands of candidates.
     points = points_of(spec, candidate, spec.measurement.repeats) if by_key else ()
     for point in points:
         if (measurement := by_key.get(point.key)) is not None:

@@ -1,9 +1,10 @@
-"""The cheapest measurements expected to settle the decision: the proof that would be written if beliefs came true.
+"""The cheapest measurements expected to settle the decision: the proof, if beliefs come true.
 
-A proof that a fulfilment level is reached needs one met load per replica kind it uses; a proof that no more can be
-reached needs missed loads that cut every alternative. Both sides decompose: per workload, what each number of GPUs costs
-to prove, then one knapsack over workloads. Costs are divided by the probability that the measurement turns out as hoped,
-so a likely question is preferred to a lucky one. Everything here only proposes; what settles is the regret itself.
+A proof that a fulfilment level is reached needs one met load per replica kind it uses; a proof that no
+more can be reached needs missed loads that cut every alternative. Both sides decompose: per workload,
+what each number of GPUs costs to prove, then one knapsack over workloads. Costs are divided by the
+probability that the measurement turns out as hoped, so a likely question is preferred to a lucky one.
+Everything here only proposes; what settles is the regret itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LEAST_CHANCE = 0.02
 LIKELY = 0.25
 #: Most GPU counts per workload for which the price of proving them is worked out.
 MAX_GOALS = 12
+#: Up to so many uses of replica kinds are tried in pairs.
+MOST_MIXED = 24
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +42,7 @@ class Question:
 
 
 def expected_price(cost: float, chance: float) -> float:
-    """Return what an answer is expected to cost when it comes true with this chance and is tried again otherwise."""
+    """Return what an answer costs until it comes true, tried again and again with this chance."""
     return cost / max(chance, 1e-6)
 
 
@@ -55,7 +58,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Questions that together prove a workload needs (at most, or at least) so many GPUs, at an expected price."""
+    """Questions that together prove how many GPUs a workload needs, at an expected price."""
 
     gpus: int
     price: float
@@ -88,7 +91,7 @@ class Scene:
 
 
 def expected_capacities(scene: Scene, chance: float = 0.5) -> list[list[float]]:
-    """Return for each candidate the capacity in req/s that it reaches with a given chance, inside its bounds."""
+    """Return the capacity in req/s that each candidate reaches with a given chance, inside its bounds."""
     rows = []
     for w, indices in enumerate(scene.members):
         row = []
@@ -110,7 +113,7 @@ def prove_reached(scene: Scene, level: float) -> tuple[Question, ...] | None:
 
 
 def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
-    """Return what it costs to prove that a workload reaches a level with so many GPUs, cheapest per GPU count."""
+    """Return what it costs to prove that a workload reaches a level, cheapest per number of GPUs."""
     target = float(scene.problem.demands[w]) * level * (1.0 - SLACK)
     base = curve(scene.problem, w, scene.lower[w])
     options = [Option(int(np.searchsorted(base, target)), 0.0, ())]
@@ -132,12 +135,12 @@ def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
 def _pairs(
     scene: Scene, w: int, target: float, singles: Sequence[tuple[int, float, Option]]
 ) -> Iterable[Option]:
-    """Yield options that mix two replica kinds, neither of them proved yet, from each kind's two likeliest uses."""
+    """Yield options that mix two replica kinds not proved yet, from each kind's two likeliest uses."""
     best: dict[int, list[tuple[int, float, Option]]] = {}
     for single in sorted(singles, key=lambda s: s[2].price / max(s[1], 1e-12)):
         best.setdefault(single[0], []).append(single)
     kinds = [single for row in best.values() for single in row[:2]]
-    if len(kinds) > 24:
+    if len(kinds) > MOST_MIXED:
         return
     for c, rate, option in kinds:
         row = list(scene.lower[w])
@@ -171,15 +174,19 @@ def _frontier(options: Iterable[Option], limit: int) -> list[Option]:
 
 def _cheapest_within(problem: Problem, frontiers: Sequence[Sequence[Option]]) -> tuple[Question, ...] | None:
     """Choose one option per workload so that each pool's GPUs suffice at the least price."""
-    assert problem.home is not None
     chosen: list[Question] = []
     for k, total in enumerate(problem.totals):
-        members = [w for w, pool in enumerate(problem.home) if pool == k]
+        members = _at_home(problem, k)
         picked = _choose([frontiers[w] for w in members], total)
         if picked is None:
             return None
         chosen.extend(question for option in picked for question in option.questions)
     return tuple(chosen)
+
+
+def _at_home(problem: Problem, pool: int) -> list[int]:
+    """Return the workloads that draw on a pool."""
+    return [w for w, home in enumerate(problem.home or ()) if home == pool]
 
 
 def _choose(rows: Sequence[Sequence[Option]], total: int) -> list[Option] | None:
@@ -218,10 +225,9 @@ def prove_exceeded(scene: Scene, level: float) -> tuple[Question, ...] | None:
 
 
 def _exceeded(scene: Scene, level: float, least_chance: float) -> tuple[Question, ...] | None:
-    assert scene.problem.home is not None
     found: tuple[float, tuple[Question, ...]] | None = None
     for k, total in enumerate(scene.problem.totals):
-        members = [w for w, pool in enumerate(scene.problem.home) if pool == k]
+        members = _at_home(scene.problem, k)
         frontiers = [_requiring(scene, w, level, total, least_chance) for w in members]
         picked = _at_least(frontiers, total + 1)
         if picked is not None:
@@ -251,7 +257,7 @@ def _requiring(scene: Scene, w: int, level: float, total: int, least_chance: flo
 def _goals(
     sizes: Sequence[int], cuts: Sequence[Sequence[Cut]], target: float, now: int, most: int
 ) -> list[int]:
-    """Return the GPU counts worth proving, the highest first: where one kind of replica alone would come to need more."""
+    """Return the GPU counts worth proving, highest first: where one kind of replica alone needs more."""
     steps = {
         size * math.ceil(target / cut.cap)
         for size, row in zip(sizes, cuts, strict=True)
@@ -263,7 +269,7 @@ def _goals(
 
 
 def _requiring_at(scene: Scene, w: int, target: float, goal: int, cuts: Sequence[Sequence[Cut]]) -> Option:
-    """Return cheap cuts that leave a workload needing ``goal`` GPUs: the tightest, each loosened as far as it can be."""
+    """Return cheap cuts that leave a workload needing ``goal`` GPUs: each as loose as it can be."""
     chosen: list[Cut | None] = [row[0] if row else None for row in cuts]
     row = [scene.upper[w][c] if cut is None else cut.cap for c, cut in enumerate(chosen)]
     for c in sorted(range(len(row)), key=lambda c: -(chosen[c].price if chosen[c] else 0.0)):  # type: ignore[union-attr]
