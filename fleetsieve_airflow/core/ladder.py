@@ -181,7 +181,7 @@ def _ladder(
     spec: FleetSpec, candidate: Candidate, workload: int, gpus: int, by_key: Mapping[str, Measurement]
 ) -> Ladder:
     found: dict[float, list[Measurement]] = defaultdict(list)
-    # Keys are hashes: they are worked out only where there is evidence, for fleets of thousands of candidates.
+    # Keys are hashes: they are worked out only where there is evidence, for the sake of large fleets.
     points = points_of(spec, candidate, spec.measurement.repeats) if by_key else ()
     for point in points:
         if (measurement := by_key.get(point.key)) is not None:
