@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers of the default suite: as many as cores, but each may hold an Airflow of its own.
 WORKERS ?= 2
 
-.PHONY: help demo up down install test test-airflow34 check format constraints benchmark clean
+.PHONY: help demo up down install test test-airflow34 check format constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -55,9 +55,6 @@ constraints: $(VENV)/.uv  ## resolve constraints.txt anew from pyproject.toml
 	echo "# What this release was tested with, on Python 3.11. Written by \`make constraints\`." > constraints.txt
 	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --extra simulator --python-version 3.11 --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links >> constraints.txt
-
-benchmark: $(VENV)/.dev  ## evaluate the saving against other ways of choosing what to measure
-	$(BIN)/python -m benchmarks
 
 clean: down  ## remove environments, databases and caches
 	rm -rf $(VENV) $(VENV34) .local .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from textwrap import fill
 from typing import Any
 
 from benchmarks.matrix import OURS
@@ -34,13 +35,16 @@ def results_text(summary: dict[str, Any]) -> str:
 def _head(summary: dict[str, Any]) -> str:
     setting = summary["setting"]
     counts = setting["fleets"]
-    return f"""# What measuring only what can change the decision saves
-
-Written by `make benchmark`; nothing here is edited by hand. {counts["real"]} fleets of 2 to 20 workloads were built from
-{setting["grids"]} recorded grids, {counts["synthetic"]} from made-up shapes, 3 from the paper's grid, each with a known truth. Every method
-sees the same evidence, the same bounds and the same stop rule (regret at most 0.01 of demand); they differ in what they measure
-next. Costs are window GPU-seconds, as the paper counts; random orders are means over {setting["orders"]} orders of each fleet.
-Grids `{setting["grids_sha256_12"]}`, code `{setting["code_sha256_12"]}`."""
+    return _prose(
+        "# What measuring only what can change the decision saves",
+        f"""Written by `make benchmark`; nothing here is edited by hand. {counts["real"]} fleets of 2 to 20
+        workloads were built from {setting["grids"]} recorded grids, {counts["synthetic"]} from made-up shapes
+        and {counts["paper"]} from the paper's grid, each with a known truth. Every method sees the same
+        evidence, the same bounds and the same stop rule (regret at most 0.01 of demand); they differ in what
+        they measure next. Costs are window GPU-seconds, as the paper counts; random orders are means over
+        {setting["orders"]} orders of each fleet. Grids `{setting["grids_sha256_12"]}`, code
+        `{setting["code_sha256_12"]}`.""",
+    )
 
 
 def _targets(summary: dict[str, Any]) -> str:
@@ -53,41 +57,36 @@ def _targets(summary: dict[str, Any]) -> str:
         )
         for row in summary["targets"]
     ]
-    return "## What it must show\n\n" + _table(("what", "value", "target", "met"), rows)
+    return _prose("## What it must show", _table(("what", "value", "target", "met"), rows))
 
 
 def _families(summary: dict[str, Any], group: str, title: str) -> str:
     tables = summary[group]
-    families = list(tables["families"])
+    if not tables["all"]:
+        return f"## {title}\n\nNone were played."
+    columns = {**tables["families"], "all": tables["all"]}
     methods = list(tables["all"])
+    head = ("method", *columns)
+    pictures = group == "real"
 
-    def row(method: str, key: str) -> list[str]:
-        return [_number(tables["families"][family][method][key]) for family in families]
+    def table(show: Callable[[dict[str, Any]], str]) -> str:
+        rows = [(_bold(method), *(show(column[method]) for column in columns.values())) for method in methods]
+        return _table(head, rows)
 
-    relative = [(_bold(m), *row(m, "to_random"), _number(tables["all"][m]["to_random"])) for m in methods]
-    against = [
-        (_bold(m), *row(m, "to_best_other"), _number(tables["all"][m]["to_best_other"])) for m in methods
-    ]
-    limit = [
-        (
-            _bold(m),
-            *(
-                f"{_number(tables['families'][f][m]['to_limit_median'])} / {_number(tables['families'][f][m]['to_limit_p90'])}"
-                for f in families
-            ),
-            f"{_number(tables['all'][m]['to_limit_median'])} / {_number(tables['all'][m]['to_limit_p90'])}",
-        )
-        for m in methods
-    ]
-    exact = tables["all"][OURS]["limit_exact_share"]
-    figure = "\n\n![Savings by family](figures/savings.svg)" if group == "real" else ""
-    clairvoyant = "\n\n![Cost against the clairvoyant](figures/clairvoyant.svg)" if group == "real" else ""
-    return (
-        f"## {title}\n\nMean window GPU-seconds, uniform random = 1.{figure}\n\n{_table(('method', *families, 'all'), relative)}\n\n"
-        f"Against the cheapest other method of each fleet, known in hindsight; mean of the ratios (1 = as good as a method chosen by an oracle).\n\n"
-        f"{_table(('method', *families, 'all'), against)}\n\n"
-        f"Against the clairvoyant's proved bound, median / 90th percentile; the bound is exact for {exact:.0%} of the fleets.{clairvoyant}\n\n"
-        f"{_table(('method', *families, 'all'), limit)}\n\n{_absolute(tables['all'])}"
+    return _prose(
+        f"## {title}",
+        "Mean window GPU-seconds, uniform random = 1.",
+        "![Savings by family](figures/savings.svg)" if pictures else "",
+        table(lambda one: _number(one["to_random"])),
+        """Against the cheapest other method of each fleet, known in hindsight: mean of the ratios. 1 is as
+        good as a method chosen by an oracle.""",
+        table(lambda one: _number(one["to_best_other"])),
+        f"""Against the clairvoyant's proved bound, median / 90th percentile. The bound is exact for
+        {tables["all"][OURS]["limit_exact_share"]:.0%} of the fleets.""",
+        "![Cost against the clairvoyant](figures/clairvoyant.svg)" if pictures else "",
+        table(lambda one: f"{_number(one['to_limit_median'])} / {_number(one['to_limit_p90'])}"),
+        "All fleets together, points one after the other.",
+        _absolute(tables["all"]),
     )
 
 
@@ -95,20 +94,19 @@ def _absolute(methods: dict[str, Any]) -> str:
     rows = []
     for name, one in methods.items():
         interval = one["window_ci95"]
+        spread = f" ({_number(interval[0])} to {_number(interval[1])})" if interval else ""
+        timed = one["decision_s_mean"] is not None
         rows.append(
             (
                 _bold(name),
-                _number(one["window_mean"])
-                + (f" ({_number(interval[0])} to {_number(interval[1])})" if interval else ""),
+                _number(one["window_mean"]) + spread,
                 _number(one["billed_mean"]),
                 f"{one['share_of_all_points']:.1%}",
                 f"{one['rounds_mean']:.1f}",
                 _number(one["regret_max"]),
                 f"{one['wrong_share']:.1%}",
                 f"{one['undetermined_share']:.1%}",
-                ""
-                if one["decision_s_mean"] is None
-                else f"{one['decision_s_mean']:.3f} / {one['decision_s_max']:.2f}",
+                f"{one['decision_s_mean']:.3f} / {one['decision_s_max']:.2f}" if timed else "",
             )
         )
     head = (
@@ -122,34 +120,28 @@ def _absolute(methods: dict[str, Any]) -> str:
         "undetermined",
         "decision CPU s, mean / worst",
     )
-    return "All fleets together, points one after the other.\n\n" + _table(head, rows)
+    return _table(head, rows)
 
 
 def _scales(summary: dict[str, Any]) -> str:
     scales = summary["real"]["scales"]
+    keys = ("to_random", "to_best_other", "to_limit_median")
     rows = [
-        (
-            _bold(m),
-            *(
-                f"{_number(scales[s][m]['to_random'])} · {_number(scales[s][m]['to_best_other'])} · {_number(scales[s][m]['to_limit_median'])}"
-                for s in scales
-            ),
-        )
+        (_bold(m), *(" · ".join(_number(scale[m][key]) for key in keys) for scale in scales.values()))
         for m in summary["real"]["all"]
     ]
-    return (
-        "## Recorded grids, by demand\n\nAgainst uniform random · against the best other method · median against the clairvoyant. 1.0x is exactly what "
-        "the best plan serves; at 1.3x the demand cannot be met, and that nothing better exists has to be proved too.\n\n"
-        + _table(("method", *(f"demand {s}" for s in scales)), rows)
-        + "\n\n![Regret of the plan so far](figures/anytime.svg)"
+    return _prose(
+        "## Recorded grids, by demand",
+        """Against uniform random · against the best other method · median against the clairvoyant. 1.0x is
+        exactly what the best plan serves; at 1.3x the demand cannot be met, and that nothing better exists
+        has to be proved.""",
+        _table(("method", *(f"demand {s}" for s in scales)), rows),
+        "![Regret of the plan so far](figures/anytime.svg)",
     )
 
 
 def _losses(summary: dict[str, Any]) -> str:
     losses = summary["losses"]
-    total = summary["setting"]["fleets"]["real"]
-    if not losses:
-        return "## Where FleetSieve loses\n\nOn no recorded fleet was another method cheaper."
     rows = [
         (
             loss["fleet"],
@@ -161,31 +153,27 @@ def _losses(summary: dict[str, Any]) -> str:
         )
         for loss in losses[:LISTED]
     ]
+    head = (
+        "fleet",
+        "demand",
+        "FleetSieve / cheapest other",
+        "which",
+        "of all points",
+        "against the clairvoyant",
+    )
     more = f" The worst {LISTED}:" if len(losses) > LISTED else ""
-    return (
-        f"## Where FleetSieve loses\n\nOn {len(losses)} of {total} recorded fleets some other method was cheaper.{more}\n\n"
-        + _table(
-            (
-                "fleet",
-                "demand",
-                "FleetSieve / cheapest other",
-                "which",
-                "of all points",
-                "against the clairvoyant",
-            ),
-            rows,
-        )
+    return _prose(
+        "## Where FleetSieve loses",
+        f"""On {len(losses)} of {summary["setting"]["fleets"]["real"]} recorded fleets some other method was
+        cheaper.{more}""",
+        _table(head, rows) if rows else "",
     )
 
 
 def _paper(summary: dict[str, Any]) -> str:
     rows = []
     for row in summary["paper"]:
-        below = f"{1 - row['window'] / row['random_mean']:.1%}"
-        published = "" if row["published_window"] is None else f"{row['published_window']:,.0f}"
-        published_below = (
-            "" if row["published_below_random"] is None else f"{row['published_below_random']:.1%}"
-        )
+        window, below = row["published_window"], row["published_below_random"]
         rows.append(
             (
                 f"{row['scale']:g}x",
@@ -193,12 +181,13 @@ def _paper(summary: dict[str, Any]) -> str:
                 _same(row),
                 row["state"].replace("_", " "),
                 f"{row['window']:,.0f}",
-                published,
+                "" if window is None else f"{window:,.0f}",
                 f"{row['random_mean']:,.0f}",
-                below,
-                published_below,
+                f"{1 - row['window'] / row['random_mean']:.1%}",
+                "" if below is None else f"{below:.1%}",
                 f"{row['limit']:,.0f}",
                 f"{row['everything']:,.0f}",
+                f"{row['published_sparse_loss_rps']:g}",
             )
         )
     head = (
@@ -213,11 +202,14 @@ def _paper(summary: dict[str, Any]) -> str:
         "published",
         "clairvoyant",
         "all points",
+        "sparse rule loses, req/s (published)",
     )
-    oracle = summary["paper"][1]["published_oracle"]
-    return (
-        f"## The paper's grid\n\nThe published oracle plan at 1.0x is {oracle}. The grid agrees with every published decision, but most of its points are "
-        f"reconstructed, so costs compare only roughly.\n\n" + _table(head, rows)
+    return _prose(
+        "## The paper's grid",
+        f"""The published oracle plan at 1.0x is {summary["paper"][1]["published_oracle"]}. The grid agrees
+        with every published decision, but most of its points are reconstructed: costs compare only
+        roughly.""",
+        _table(head, rows),
     )
 
 
@@ -235,11 +227,12 @@ def _rooms(summary: dict[str, Any]) -> str:
         )
         for m, rooms in summary["rooms"].items()
     ]
-    upto = summary["setting"]["rooms_upto_workloads"]
-    return (
-        f"## Hours with several GPUs for profiling\n\nMean wall-clock hours (the longest job of each round, one after the other) · window GPU-seconds, recorded "
-        f"fleets of up to {upto} workloads. Fixed orders fill the GPUs and share server starts; methods that learn take one point of a server per round.\n\n"
-        + _table(("method", *(f"{r} GPUs" for r in ROOMS)), rows)
+    return _prose(
+        "## Hours with several GPUs for profiling",
+        f"""Mean wall-clock hours (the longest job of each round, one after the other) · window GPU-seconds,
+        recorded fleets of up to {summary["setting"]["rooms_upto_workloads"]} workloads. Fixed orders fill the
+        GPUs and share server starts; methods that learn take one point of a server per round.""",
+        _table(("method", *(f"{r} GPUs" for r in ROOMS)), rows),
     )
 
 
@@ -257,23 +250,24 @@ def _noise(summary: dict[str, Any]) -> str:
         )
         for m, one in summary["noise"].items()
     ]
-    return (
-        f"## Recorded noise\n\nEvery point shows one of its cell's recorded runs, a repeat another one; a cell without further runs cannot be repeated. Verdicts at "
-        f"{setting['confidence']:.0%} confidence with a run-to-run spread of {setting['run_to_run_cv']:.1%} (pooled over all cells with several runs), up to {setting['repeats']} "
-        f"repeats, {setting['draws']} draws of each fleet of up to {summary['setting']['noise_upto_workloads']} workloads. Truth is the median of a cell; a certificate is wrong when its "
-        "plan loses more than the tolerance.\n\n"
-        + _table(
-            (
-                "method",
-                "certified",
-                "wrong",
-                "wrong of certified",
-                "wrong of all",
-                "mean regret",
-                "window GPU-s",
-            ),
-            rows,
-        )
+    head = (
+        "method",
+        "certified",
+        "wrong",
+        "wrong of certified",
+        "wrong of all",
+        "mean regret",
+        "window GPU-s",
+    )
+    return _prose(
+        "## Recorded noise",
+        f"""Every point shows one of its cell's recorded runs, a repeat another one; a cell without further
+        runs cannot be repeated, so a close call there stays open and the fleet may end undetermined. Verdicts
+        at {setting["confidence"]:.0%} confidence with a run-to-run spread of {setting["run_to_run_cv"]:.1%}
+        (pooled over all cells with several runs), up to {setting["repeats"]} repeats, {setting["draws"]}
+        draws of each fleet of up to {summary["setting"]["noise_upto_workloads"]} workloads. Truth is the
+        median of a cell; a certificate is wrong when its plan loses more than the tolerance.""",
+        _table(head, rows),
     )
 
 
@@ -288,38 +282,46 @@ def _growth(summary: dict[str, Any]) -> str:
         )
         for m in methods
     ]
-    return (
-        f"## Growth\n\nWindow GPU-seconds to the stop · CPU seconds of the slowest decision. {GROWTH_GPUS} GPUs and {GROWTH_ROOM} for profiling per workload, demand 1.0x.\n\n"
-        "![Growth](figures/growth.svg)\n\n" + _table(("method", *(f"{n} workloads" for n in counts)), rows)
+    return _prose(
+        "## Growth",
+        f"""Window GPU-seconds to the stop · CPU seconds of the slowest decision. {GROWTH_GPUS} GPUs and
+        {GROWTH_ROOM} for profiling per workload, demand 1.0x.""",
+        "![Growth](figures/growth.svg)",
+        _table(("method", *(f"{n} workloads" for n in counts)), rows),
     )
 
 
 def _decision_time(summary: dict[str, Any]) -> str:
     rows = [
-        (
-            row["size"],
-            row["measurements"],
-            f"{row['seconds']:.2f}",
-            f"{row['allowed']:g}",
-            row["state"],
-            row["points"],
-        )
+        (row["size"], row["measurements"], f"{row['seconds']:.2f}", f"{row['allowed']:g}", row["points"])
         for row in summary["decision_time"]
     ]
-    head = ("campaign, half-way", "measurements", "CPU s", "allowed s", "state", "points chosen")
-    return "## Decision time\n\n" + _table(head, rows)
+    head = ("campaign, half-way", "measurements", "CPU s", "allowed s", "points chosen")
+    return _prose("## Decision time", _table(head, rows))
 
 
 def _method_notes() -> str:
     return """## How it was done
 
-- Truth: the median of each cell's runs, made non-decreasing along the loads. SLO: a multiple (1.25 to 5) of the grid's best p99
-  E2E latency. Demands: drawn, then scaled so that the best plan serves exactly 1.0x.
+- Truth: the median of each cell's runs, made non-decreasing along the loads. SLO: a multiple (1.25 to 5) of
+  the grid's best p99 E2E latency. Demands: drawn, then scaled so that the best plan serves exactly 1.0x.
 - All points stops too, as soon as the decision is settled; "of all points" is against measuring everything.
-- Uniform random is stopped by bisection over its order, which is exact where more evidence never unsettles a decision.
-- The clairvoyant knows every answer and buys the cheapest proof. Its bound holds for any set of points that the stop rule
-  accepts; how it is proved is said in `benchmarks/clairvoyant.py`.
+- Uniform random is stopped by bisection over its order, which is exact where more evidence never unsettles a
+  decision.
+- The clairvoyant knows every answer and buys the cheapest proof. Its bound holds for any set of points that
+  the stop rule accepts; how it is proved is said in `benchmarks/clairvoyant.py`.
 - Decision times are CPU seconds of one core and include the stop test."""
+
+
+def _prose(*parts: str) -> str:
+    """Join paragraphs, each line-broken anew, and tables as they are."""
+    return "\n\n".join(
+        part
+        if part.startswith(("|", "#", "!"))
+        else fill(" ".join(part.split()), 110, break_on_hyphens=False)
+        for part in parts
+        if part
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

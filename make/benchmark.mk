@@ -1,0 +1,14 @@
+# The evaluation against recorded grids, which stay outside the repository.
+
+.PHONY: benchmark benchmark-full benchmark-sample
+
+benchmark: $(VENV)/.dev  ## evaluate the saving: GRIDS=a.csv,b.csv; resumable, writes benchmarks/RESULTS.md
+	@$(BIN)/python -m benchmarks --grids "$(call grids)"
+
+benchmark-full: $(VENV)/.dev  ## the long evaluation: three times the fleets, 200 random orders, 10 noisy draws
+	@$(BIN)/python -m benchmarks --grids "$(call grids)" --full
+
+benchmark-sample: $(VENV)/.dev  ## a quick table over 36 small fleets, for tuning the core
+	@$(BIN)/python -m benchmarks --grids "$(call grids)" --sample
+
+grids = $(or $(GRIDS),$(error Say which recorded grids to use: make $@ GRIDS=path/to/grids.csv))
