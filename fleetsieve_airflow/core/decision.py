@@ -51,7 +51,10 @@ def decide(spec: FleetSpec, evidence: Evidence) -> Decision:
     if state == "measure":
         left = None if spec.budget.gpu_seconds is None else spec.budget.gpu_seconds - spend.gpu_seconds_billed
         points = choose_points(spec, evidence, problem, ladders, intervals, box, left)
-        points, state, reason = _within_budget(spec, evidence, points, spend, reason)
+        dear: Points = ()
+        if not points and left is not None:  # say what the money that is missing would have bought
+            dear = choose_points(spec, evidence, problem, ladders, intervals, box, None)
+        points, state, reason = _within_budget(spec, evidence, points, dear, spend, reason)
     return Decision(
         state=state,
         round=evidence.rounds_done + 1,
@@ -97,20 +100,28 @@ def _settled(
 
 
 def _within_budget(
-    spec: FleetSpec, evidence: Evidence, points: Points, spend: Spend, reason: str
+    spec: FleetSpec, evidence: Evidence, points: Points, dear: Points, spend: Spend, reason: str
 ) -> tuple[Points, DecisionState, str]:
-    """Hold the chosen points to the budget; what cannot be paid for ends the campaign undetermined."""
+    """Hold the chosen points to the budget; what cannot be paid for ends the campaign undetermined.
+
+    :param dear: what would be measured next where the GPU-seconds left pay for nothing useful.
+    """
     budget = spec.budget
     if budget.rounds is not None and evidence.rounds_done >= budget.rounds:
-        return points, "undetermined", f"{reason}; the budget of {budget.rounds} rounds is used up."
+        return points or dear, "undetermined", f"{reason}; the budget of {budget.rounds} rounds is used up."
     if budget.points is not None:
         left = max(0, budget.points - spend.points_measured)
         if not left:
-            return points, "undetermined", f"{reason}; the budget of {budget.points} points is used up."
+            why = f"the budget of {budget.points} points is used up"
+            return points or dear, "undetermined", f"{reason}; {why}."
         points = points[:left]
+    if dear and budget.gpu_seconds is not None:
+        rest = max(0.0, budget.gpu_seconds - spend.gpu_seconds_billed)
+        price = sum(planned.gpu_seconds_billed for planned in dear)
+        why = f"of the budget {rest:.6g} GPU-seconds are left, what would be measured next costs {price:.6g}"
+        return dear, "undetermined", f"{reason}; {why}."
     if not points:
-        why = "nothing that can still be measured, within the budget, would settle it"
-        return points, "undetermined", f"{reason}; {why}."
+        return points, "undetermined", f"{reason}; nothing that can still be measured would settle it."
     return points, "measure", f"{reason}; {len(points)} points can settle it or change the plan."
 
 
