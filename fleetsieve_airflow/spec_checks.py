@@ -27,8 +27,8 @@ def check_references(data: Mapping[str, Any], problems: Problems) -> None:
             _check_name(path, "engine config", label, configs, problems)
         for label in _keys(workload, "loads_by_config"):
             if label not in listed:
-                path = ("workloads", name, "loads_by_config", label)
-                problems.add_unknown(path, "engine config of this workload", label, map(str, listed))
+                override = ("workloads", name, "loads_by_config", label)
+                problems.add_unknown(override, "engine config of this workload", label, map(str, listed))
     measurement = data.get("measurement")
     backend = measurement.get("backend") if isinstance(measurement, dict) else None
     if isinstance(backend, str) and backend not in installed_backends():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -31,13 +31,13 @@ class YamlDocument:
 class _Loader(yaml.SafeLoader):
     """The safe loader with the core schema of YAML 1.2 for booleans and numbers."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
-        first: [
-            (tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] not in ("bool", "int", "float")
-        ]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] not in ("bool", "int", "float")
+    ]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")

@@ -38,6 +38,18 @@ from fleetsieve_airflow.serialization import (
 KIND = "Certificate"
 #: Fields that differ between a campaign and its replay without the decision differing.
 CIRCUMSTANCES = ("issued_at", "campaign_id", "software", "certificate_sha256")
+#: Fields of one entry of the evidence list.
+EVIDENCE_FIELDS = {
+    "key",
+    "label",
+    "round",
+    "reused",
+    "run_id",
+    "measured_at",
+    "samples_sha256",
+    "measurement_sha256",
+    "measurement",
+}
 #: What a decision says that a certificate repeats and verification derives again.
 DERIVED = (
     "state",
@@ -200,6 +212,8 @@ def _differences(document: dict[str, Any]) -> Iterator[str]:
     known = _known_keys(spec)
     for row in document["evidence"]:
         yield from _row_differences(row, known)
+        if not 0 <= row["round"] <= document["rounds_done"]:
+            yield f"Measurement {row['label']}: round {row['round']} of {document['rounds_done']}."
     if _evidence_digest(document) != document["evidence_sha256"]:
         yield "evidence_sha256 does not match the evidence list."
     derived = to_plain(decide(spec, evidence_from(document)))
@@ -236,6 +250,8 @@ def _known_keys(spec: FleetSpec) -> dict[str, tuple[Candidate, float]]:
 
 def _row_differences(row: dict[str, Any], known: dict[str, tuple[Candidate, float]]) -> Iterator[str]:
     measurement, label = row["measurement"], row["label"]
+    if extra := sorted(set(row) - EVIDENCE_FIELDS):
+        yield f"Measurement {label}: unknown fields: {', '.join(extra)}."
     if sha256(measurement) != row["measurement_sha256"]:
         yield f"Measurement {label}: its values do not match measurement_sha256."
     if measurement["samples_sha256"] != row["samples_sha256"]:

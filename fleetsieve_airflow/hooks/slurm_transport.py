@@ -127,7 +127,7 @@ class SshTransport:
                     from airflow.providers.ssh.hooks.ssh import SSHHookAsync
 
                     asyncssh.set_log_level("WARNING")
-                    hook = SSHHookAsync(ssh_conn_id=self.conn_id)
+                    hook: Any = SSHHookAsync(ssh_conn_id=self.conn_id)  # typed in some releases only
                     self._async_conn = await asyncio.wait_for(hook.get_conn(), timeout_s)
             done = await self._async_conn.run(command, input=data, encoding=None, timeout=timeout_s)
         except (OSError, asyncssh.Error, TimeoutError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
@@ -21,12 +22,24 @@ class Run:
     published: dict[str, Any] | None
 
 
-def run_campaign(dag: DAG, conf: dict[str, Any]) -> list[Run]:
-    """Run a DAG, and again with what it passes to its next round, until it passes nothing on."""
+def load_dag(folder: Path) -> DAG:
+    """Return the DAG that ships, as Airflow finds it in a folder."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(folder))
+    assert bag.import_errors == {}
+    found = bag.get_dag("fleet_plan")
+    assert found is not None
+    return found
+
+
+def run_campaign(folder: Path, conf: dict[str, Any]) -> list[Run]:
+    """Run the DAG, and again with what it passes to its next round, until it passes nothing on."""
     runs = []
-    # Said because `dag.test` leaves the parameters of a run behind as the DAG's own for the next.
-    following: dict[str, Any] | None = conf if HAS_TASK_LOOPS else {"round": 1, **conf}
+    following: dict[str, Any] | None = conf
     while following is not None:
+        # Loaded anew as every worker does: a run leaves its parameters behind in the DAG's.
+        dag = load_dag(folder)
         # The task that would trigger the next round has no scheduler to trigger it in.
         ended = dag.test(run_conf=following, mark_success_pattern="next_round")
         runs.append(_read(dag, ended))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from airflow.sdk import DAG
 from fleetsieve_airflow.backends.replay import ReplayBackend
 from fleetsieve_airflow.campaign import run_campaign as run_offline
 from fleetsieve_airflow.core.certificate import verify_certificate
-from fleetsieve_airflow.dag import HAS_TASK_LOOPS, fleet_plan, plan_asset
+from fleetsieve_airflow.dag import HAS_TASK_LOOPS, fleet_plan, plan_asset, settled
 from fleetsieve_airflow.hooks.mlflow import MlflowHook
 from tests.builders import PAPER_FLEET, REPOSITORY, paper_spec
-from tests.dags.driver import Run, run_campaign
+from tests.dags.driver import Run, load_dag, run_campaign, xcom
 from tests.fakes import FAKE, fake_backend, went_away
 from tests.servers import mlflow_database
 
@@ -47,14 +48,8 @@ class Campaign:
 
 @pytest.fixture(scope="module")
 def dag(dags_folder: Path) -> DAG:
-    """The DAG that ships, as Airflow finds it."""
-    from airflow.dag_processing.dagbag import DagBag
-
-    bag = DagBag(str(dags_folder))
-    assert bag.import_errors == {}
-    found = bag.get_dag("fleet_plan")
-    assert found is not None
-    return found
+    """The DAG that ships."""
+    return load_dag(dags_folder)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +63,9 @@ def hook(tmp_path_factory: pytest.TempPathFactory, mlflow_database: Path) -> Mlf
 
 
 @pytest.fixture(scope="module")
-def certified(dag: DAG, hook: MlflowHook) -> Campaign:
+def certified(dag: DAG, dags_folder: Path, hook: MlflowHook) -> Campaign:
     """The shipped fleet, planned to its certificate."""
-    return Campaign(dag, run_campaign(dag, {"campaign_id": "certified", "reason": "test"}), hook)
+    return Campaign(dag, run_campaign(dags_folder, {"campaign_id": "certified", "reason": "test"}), hook)
 
 
 def test_parsing_a_dag_file_imports_nothing_heavy() -> None:
@@ -163,12 +158,12 @@ def test_the_plugin_finds_the_campaign_of_a_dag_run(certified: Campaign) -> None
 
 
 def test_going_on_with_a_certified_campaign_pays_nothing_and_ends_with_the_same_certificate(
-    certified: Campaign,
+    certified: Campaign, dags_folder: Path
 ) -> None:
     (before,) = [
         item for item in certified.hook.list_campaigns(FLEET) if item.campaign.campaign_id == "certified"
     ]
-    again = run_campaign(certified.dag, {"campaign_id": "certified", "reason": "test"})
+    again = run_campaign(dags_folder, {"campaign_id": "certified", "reason": "test"})
     (after,) = [
         item for item in certified.hook.list_campaigns(FLEET) if item.campaign.campaign_id == "certified"
     ]
@@ -176,13 +171,60 @@ def test_going_on_with_a_certified_campaign_pays_nothing_and_ends_with_the_same_
     assert after.gpu_seconds_window == before.gpu_seconds_window
 
 
+def test_a_campaign_that_runs_out_of_rounds_fails_its_run_and_publishes_nothing(
+    dags_folder: Path, hook: MlflowHook
+) -> None:
+    runs = run_campaign(dags_folder, {"campaign_id": "tight", "max_rounds": 1, "reason": "test"})
+    (summary,) = [item for item in hook.list_campaigns(FLEET) if item.campaign.campaign_id == "tight"]
+    assert runs[-1].state == "failed"
+    assert runs[-1].tasks["no_certificate"] == ["failed"]
+    assert runs[-1].tasks["publish_plan"] == ["skipped"]
+    assert runs[-1].published is None
+    assert (summary.verdict, summary.round) == ("undetermined", 2)
+
+
+if HAS_TASK_LOOPS:
+
+    @pytest.mark.parametrize(
+        ("state", "stop"),
+        [
+            ("measure", False),
+            ("certified_feasible", True),
+            ("certified_infeasible", True),
+            ("undetermined", True),
+        ],
+    )
+    def test_the_loop_goes_on_only_to_measure_and_says_why(state: str, stop: bool) -> None:
+        loop = SimpleNamespace(result={"round": 3, "state": state, "reason": "regret ≤ 0.1; " * 99})
+        decision = settled(loop=loop)
+        assert decision.stop is stop
+        assert decision.reason.startswith("round 3: regret ≤ 0.1")
+        assert len(decision.reason.encode()) <= 512
+
+else:
+
+    def test_the_next_round_has_a_run_id_of_its_own_and_is_told_little(certified: Campaign) -> None:
+        first = certified.runs[0].run_id
+        conf = xcom(certified.dag, first, "route", "conf")
+        assert xcom(certified.dag, first, "route", "run_id") == "certified__r02"
+        assert (conf["campaign_id"], conf["round"], conf["reason"]) == ("certified", 2, "test")
+        assert len(json.dumps(conf)) < 500
+        assert "round.profile" in certified.runs[0].tasks
+
+    def test_clearing_the_task_that_triggers_runs_the_next_round_again(dag: DAG) -> None:
+        following = dag.get_task("next_round")
+        assert following.reset_dag_run
+        assert following.logical_date is None
+        assert not following.wait_for_completion
+
+
 def test_a_point_that_fails_for_good_is_asked_for_again_and_never_read_as_missed(
-    dag: DAG, hook: MlflowHook, dags_folder: Path
+    hook: MlflowHook, dags_folder: Path
 ) -> None:
     lost = "chat TP4 6.6 req/s"
     (dags_folder / "fleets" / "lossy.yaml").write_text(yaml.safe_dump(fake_fleet("lossy")))
     with fake_backend(CAPACITY_RPS, errors={lost: went_away()}) as backend:
-        runs = run_campaign(dag, {"campaign_id": "lossy", "fleet": "fleets/lossy.yaml"})
+        runs = run_campaign(dags_folder, {"campaign_id": "lossy", "fleet": "fleets/lossy.yaml"})
         campaign = hook.find_campaign("lossy", "lossy")
         evidence = hook.load_evidence(hook.load_spec(campaign), campaign, rounds_done=99)
     rounds = [failure.round for failure in evidence.failures]
