@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fleetsieve_airflow.core.verdict import Verdict, judge_repeats, margin
 from fleetsieve_airflow.evidence import Evidence, Measurement
@@ -44,7 +44,7 @@ class Ladder:
     monotone: bool = True
     closed_loop: bool = True
     slack: float = 0.0
-    point_keys: tuple[str, ...] = ()
+    point_keys: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def met(self) -> list[int]:
