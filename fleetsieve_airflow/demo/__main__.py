@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -83,8 +84,12 @@ def _plan(stack: Stack, started: float) -> None:
     _say("")
     _say(outcome_text(outcome.spec, outcome.decisions))
     _say("")
-    _say(f"Report       {summary['report']}")
-    _say(f"Certificate  {summary['certificate']}   check it: fleetsieve verify {summary['certificate']}")
+    certificate, verify = (
+        _from_here(summary["certificate"]),
+        _from_here(Path(sys.executable).parent / "fleetsieve"),
+    )
+    _say(f"Report       {_from_here(summary['report'])}")
+    _say(f"Certificate  {certificate}   check it again: {verify} verify {certificate}")
     _say(f"Took {summary['wall_s']:.0f} s. Browse this campaign in Airflow and MLflow: make up")
 
 
@@ -132,6 +137,11 @@ def _forget(home: Home) -> None:
         previous = home.root.with_name(f"{home.root.name}.previous")
         shutil.rmtree(previous, ignore_errors=True)
         home.root.rename(previous)
+
+
+def _from_here(path: str | Path) -> str:
+    """Return a path as one would type it in this folder."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else str(path)
 
 
 def _say(text: str) -> None:
