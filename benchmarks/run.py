@@ -23,7 +23,10 @@ from benchmarks.tasks import Setting, Task, run
 
 
 def compute(setting: Setting, tasks: Sequence[Task], store: Store, workers: int) -> None:
-    """Compute what the store lacks, longest tasks first."""
+    """Compute what the store lacks, longest tasks first.
+
+    :raises RuntimeError: naming the tasks that failed, once all others are done.
+    """
     keys = {task: task.key(setting) for task in tasks}
     open_tasks = sorted((task for task in tasks if keys[task] not in store), key=lambda task: -task.weight)
     total = sum(task.weight for task in tasks)
@@ -32,6 +35,7 @@ def compute(setting: Setting, tasks: Sequence[Task], store: Store, workers: int)
         return
     with ProcessPoolExecutor(max_workers=workers) as pool:
         running: dict[Future[dict[str, Any]], Task] = {}
+        failures: list[str] = []
         waiting = iter(open_tasks)
         for task in _first(waiting, workers * 2):
             running[pool.submit(run, setting, task)] = task
@@ -39,10 +43,15 @@ def compute(setting: Setting, tasks: Sequence[Task], store: Store, workers: int)
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 task = running.pop(future)
-                store.add(keys[task], future.result())
+                if (error := future.exception()) is None:
+                    store.add(keys[task], future.result())
+                else:  # the others go on; what is done is kept
+                    failures.append(f"{task.group} {task.fleet}, {task.kind} {task.method}: {error!r}")
                 progress.step(task.weight, f"{task.fleet}: {task.method or task.kind}")
                 for following in _first(waiting, 1):
                     running[pool.submit(run, setting, following)] = following
+    if failures:
+        raise RuntimeError(f"{len(failures)} tasks failed:\n" + "\n".join(failures))
 
 
 def _first(tasks: Iterable[Task], count: int) -> list[Task]:
