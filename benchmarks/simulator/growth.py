@@ -23,8 +23,10 @@ from fleetsieve_airflow.simulator.search import Targets, search
 from fleetsieve_airflow.simulator.space import SearchSpace, databases_named
 from fleetsieve_airflow.simulator.steady import LengthProfile
 
-GPUS = ("h100", "h200", "h100@500W", "h100@350W")
-STEPS = ((1, 16), (1, 8), (2, 8), (2, 4), (4, 4), (4, 2), (4, 1))
+GPUS = ("h100", "h200")
+#: (kinds of GPU, every how manieth batch): pools of two kinds combine, so configurations grow with the
+#: square.
+STEPS = ((1, 64), (1, 16), (1, 8), (1, 4), (2, 8))
 FP8 = Precision(gemm="fp8_block", moe="fp8_block", kv="fp8")
 
 
@@ -34,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    points = [measured(arguments.tables, gpus, stride) for gpus, stride in STEPS]
+    points = []
+    for gpus, stride in STEPS:
+        points.append(point := measured(arguments.tables, gpus, stride))
+        print(json.dumps(point), flush=True)
     window = one_window(arguments.tables)
     result = {"tables": arguments.tables, "search": points, "window_300s_10rps_cpu_s": window}
     (arguments.out / "growth.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
