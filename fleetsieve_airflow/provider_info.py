@@ -30,7 +30,16 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": INTEGRATION,
                 "python-modules": [
                     f"fleetsieve_airflow.operators.{module}"
-                    for module in ("allocate", "campaign", "decide", "fit", "profile", "publish", "rounds")
+                    for module in (
+                        "allocate",
+                        "campaign",
+                        "decide",
+                        "fit",
+                        "profile",
+                        "publish",
+                        "rounds",
+                        "search",
+                    )
                 ],
             }
         ],

@@ -18,6 +18,7 @@ from fleetsieve_airflow.campaign import run_campaign as run_offline
 from fleetsieve_airflow.core.certificate import verify_certificate
 from fleetsieve_airflow.dag import HAS_TASK_LOOPS, fleet_plan, plan_asset, settled
 from fleetsieve_airflow.hooks.mlflow import MlflowHook
+from fleetsieve_airflow.links import MlflowRunLink
 from tests.builders import PAPER_FLEET, REPOSITORY, paper_spec
 from tests.dags.driver import Run, load_dag, run_campaign, xcom
 from tests.fakes import FAKE, fake_backend, went_away
@@ -28,6 +29,7 @@ __all__ = ["mlflow_database"]
 pytestmark = pytest.mark.xdist_group("airflow-in-process")
 
 CAPACITY_RPS = {"chat TP2": 2.2, "chat TP4": 6.6, "chat TP8": 11.27}
+MLFLOW_PAGES = "https://mlflow.example.com"
 FLEET = "chat-and-code-h100"
 FORBIDDEN_AT_PARSE = ("mlflow", "scipy", "pulp", "pandas", "numpy", "fleetsieve_airflow.core")
 ROUND_TASKS = {"round.fit", "round.allocate", "round.decide", "round.profile", "round.close_round"}
@@ -57,7 +59,8 @@ def hook(tmp_path_factory: pytest.TempPathFactory, mlflow_database: Path) -> Mlf
     """An MLflow for the campaigns of this module."""
     database = shutil.copy(mlflow_database, tmp_path_factory.mktemp("mlflow") / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
-        connection = {"conn_type": "mlflow", "host": f"sqlite:///{database}"}
+        host, extra = f"sqlite:///{database}", {"ui_url": MLFLOW_PAGES}
+        connection = {"conn_type": "mlflow", "host": host, "extra": extra}
         patch.setenv("AIRFLOW_CONN_MLFLOW_DEFAULT", json.dumps(connection))
         yield MlflowHook()
 
@@ -146,6 +149,28 @@ def test_a_settled_round_has_nothing_to_measure_and_closes_all_the_same(certifie
     assert certified.last.tasks["round.profile"][-1:] == ["skipped"]
     assert set(certified.last.tasks["round.close_round"]) == {"success"}
     assert certified.last.tasks["no_certificate"] == ["skipped"]
+
+
+def test_tasks_link_to_what_they_wrote_to_mlflow(certified: Campaign) -> None:
+    first = certified.runs[0].run_id
+    campaign = certified.hook.find_campaign(FLEET, "certified")
+    of_campaign = xcom(certified.dag, first, "open_campaign", MlflowRunLink().xcom_key)
+    of_point = xcom(certified.dag, first, "round.profile", MlflowRunLink().xcom_key)
+    assert of_campaign == certified.hook.campaign_url(campaign)
+    assert of_point.startswith(f"{MLFLOW_PAGES}/#/experiments/{campaign.measurements_id}/runs/")
+
+
+def test_a_certified_plan_is_announced_with_what_a_deployment_needs(certified: Campaign) -> None:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    run_id = certified.last.run_id
+    with create_session() as session:
+        (event,) = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == run_id)).all()
+        extra = event.extra
+    assert extra == certified.last.published
+    assert extra["certificate"].startswith(MLFLOW_PAGES)
 
 
 def test_the_plugin_finds_the_campaign_of_a_dag_run(certified: Campaign) -> None:
