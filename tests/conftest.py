@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers import mlflow_database, mlflow_server
+
+#: Fixtures of servers, here so that a session makes each of them once.
+__all__ = ["mlflow_database", "mlflow_server"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 _HOME = Path(tempfile.mkdtemp(prefix="fleetsieve-tests-"))
 

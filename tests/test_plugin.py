@@ -14,9 +14,6 @@ from fleetsieve_airflow.core.decision import decide
 from fleetsieve_airflow.evidence import Evidence
 from fleetsieve_airflow.hooks.mlflow import CampaignRef, MlflowHook
 from tests.builders import make_spec
-from tests.servers import mlflow_database
-
-__all__ = ["mlflow_database"]
 
 SPEC = make_spec()
 ROUTES = ("/plans", "/report?conn_id=mlflow_default&fleet=test&campaign_id=c1", "/dag-run?dag_id=d&run_id=r")

@@ -22,9 +22,6 @@ from fleetsieve_airflow.links import MlflowRunLink
 from tests.builders import PAPER_FLEET, REPOSITORY, paper_spec
 from tests.dags.driver import Run, load_dag, run_campaign, xcom
 from tests.fakes import FAKE, fake_backend, went_away
-from tests.servers import mlflow_database
-
-__all__ = ["mlflow_database"]
 
 pytestmark = pytest.mark.xdist_group("airflow-in-process")
 

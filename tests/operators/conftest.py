@@ -12,9 +12,6 @@ from fleetsieve_airflow.hooks.mlflow import CampaignRef, MlflowHook
 from fleetsieve_airflow.records import FleetSpec
 from tests.builders import make_spec
 from tests.fakes import FAKE
-from tests.servers import mlflow_database
-
-__all__ = ["mlflow_database"]
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ import pytest
 from fleetsieve_airflow.hooks.mlflow import CampaignRef, MlflowHook
 from fleetsieve_airflow.triggers.measurement import MeasurementWaitTrigger
 from tests.builders import make_measurement, make_point, make_spec
-from tests.servers import mlflow_database
-
-__all__ = ["mlflow_database"]
 
 SPEC = make_spec()
 
