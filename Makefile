@@ -39,7 +39,8 @@ test: $(VENV)/.dev  ## run the whole default test suite
 
 test-airflow34: $(VENV34)/.dev  ## run what depends on Airflow's version on the 3.4 pre-release
 	$(VENV34)/bin/python -m pytest -n $(WORKERS) --dist loadgroup \
-		tests/dags tests/operators tests/triggers tests/integration/test_campaign.py
+		tests/dags tests/operators tests/triggers tests/test_plugin.py tests/test_provider_info.py \
+		tests/integration/test_campaign.py
 
 check: $(VENV)/.dev  ## lint, format, types and the direction of imports
 	$(BIN)/ruff check

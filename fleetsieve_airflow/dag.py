@@ -27,6 +27,7 @@ from fleetsieve_airflow.operators.fit import FitIntervalsOperator
 from fleetsieve_airflow.operators.profile import ProfileOperator
 from fleetsieve_airflow.operators.publish import NoCertificateOperator, PublishPlanOperator
 from fleetsieve_airflow.operators.rounds import CloseRoundOperator
+from fleetsieve_airflow.records import ROUNDS_MAX
 
 HAS_TASK_LOOPS = hasattr(airflow.sdk, "LoopDecision")
 #: How a task learns its round, from 1: the loop's iteration, or what the run before passed on.
@@ -65,7 +66,7 @@ def fleet_plan(
     mlflow_conn_id: str = "mlflow_default",
     schedule: Any = None,
     pool: str = "default_pool",
-    max_rounds: int = 50,
+    max_rounds: int = ROUNDS_MAX,
     profile_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> DAG:
@@ -84,7 +85,7 @@ def fleet_plan(
     :param schedule: when to plan anew, as Airflow's ``DAG`` takes it; None: on demand.
     :param pool: Airflow pool of the measuring tasks; a point takes one slot.
     :param max_rounds: rounds that may measure at most; the trigger form may lower it, and the fleet file's
-        own budget holds besides.
+        own budget holds besides. With the default, a fleet has one spec with and without Airflow.
     :param profile_args: further arguments of the measuring tasks, e.g. ``{"max_active_tis_per_dagrun": 4}``.
     :param dag_kwargs: passed on to Airflow's ``DAG``.
     """

@@ -7,6 +7,7 @@ from typing import Any
 from fleetsieve_airflow import __version__
 
 INTEGRATION = "FleetSieve"
+OPERATOR_MODULES = ("allocate", "campaign", "decide", "fit", "profile", "publish", "rounds", "search")
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -28,19 +29,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": [
-                    f"fleetsieve_airflow.operators.{module}"
-                    for module in (
-                        "allocate",
-                        "campaign",
-                        "decide",
-                        "fit",
-                        "profile",
-                        "publish",
-                        "rounds",
-                        "search",
-                    )
-                ],
+                "python-modules": [f"fleetsieve_airflow.operators.{module}" for module in OPERATOR_MODULES],
             }
         ],
         "hooks": [

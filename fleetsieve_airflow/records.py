@@ -18,6 +18,8 @@ Item = TypeVar("Item")
 
 LATENCY_METRICS = ("ttft", "tpot", "e2e")
 PERCENTILES = (50, 90, 95, 99)
+#: Rounds of a campaign whose fleet file names no limit: with and without Airflow it ends.
+ROUNDS_MAX = 100
 #: Names of latency percentiles as they appear in specs, grids, MLflow and reports.
 PERCENTILE_NAMES = tuple(
     f"{metric}_p{percentile}_s" for metric in LATENCY_METRICS for percentile in PERCENTILES

@@ -10,7 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fleetsieve_airflow.records import LATENCY_METRICS, LOAD_KINDS, LoadKind, Objective, StopRule
+from fleetsieve_airflow.records import (
+    LATENCY_METRICS,
+    LOAD_KINDS,
+    ROUNDS_MAX,
+    LoadKind,
+    Objective,
+    StopRule,
+)
 from fleetsieve_airflow.spec_values import (
     Age,
     Concurrency,
@@ -284,7 +291,7 @@ class BudgetSection(Section):
     """What a campaign may spend at most."""
 
     gpu_seconds: Positive | None = Field(default=None, description="Give GPU-seconds, e.g. 36000.")
-    rounds: Count | None = Field(default=None, description="Give a number of rounds, e.g. 20.")
+    rounds: Count | None = Field(default=ROUNDS_MAX, description="Give a number of rounds, e.g. 20.")
     points: Count | None = Field(default=None, description="Give a number of points, e.g. 50.")
 
 

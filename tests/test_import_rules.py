@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         "simulator",
         "triggers",
     },
-    "dag": {"operators"},
+    "dag": RECORDS | {"operators"},
     "cli": RECORDS | SPEC | {"backends", "campaign", "campaign_files", "core", "reporting", "simulator"},
     "plugin": RECORDS | {"hooks", "plugin_pages", "reporting"},
     "plugin_pages": RECORDS | {"hooks", "reporting"},

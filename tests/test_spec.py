@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fleetsieve_airflow.errors import GridError, SpecError
-from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.records import ROUNDS_MAX, FleetSpec
 from fleetsieve_airflow.serialization import spec_digest
 from fleetsieve_airflow.spec import load_spec, parse_spec
 from fleetsieve_airflow.spec_schema import FleetFile
@@ -549,3 +549,8 @@ class TestABadYamlFile:
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=r"none\.yaml: cannot be read"):
             load_spec(tmp_path / "none.yaml")
+
+
+def test_a_fleet_without_a_limit_of_rounds_still_ends_and_null_takes_the_limit_away() -> None:
+    assert parse_spec(FLEET).budget.rounds == ROUNDS_MAX
+    assert parse_spec({**FLEET, "budget": {"rounds": None}}).budget.rounds is None

@@ -52,7 +52,9 @@ def xcom(dag: DAG, run_id: str, task_id: str, key: str = "return_value") -> Any:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
-    query = XComModel.get_many(run_id=run_id, dag_ids=[dag.dag_id], task_ids=[task_id], key=key)
+    # Inside a task loop every iteration is a region of its own; None looks into all of them.
+    everywhere: dict[str, Any] = {"region_id": None} if HAS_TASK_LOOPS else {}
+    query = XComModel.get_many(run_id=run_id, dag_ids=[dag.dag_id], task_ids=[task_id], key=key, **everywhere)
     with create_session() as session:
         row = session.scalars(query).first()
         return None if row is None else XComModel.deserialize_value(row)

@@ -81,8 +81,8 @@ class Lab:
         document["fleet"] = name
         document["measurement"] |= {"profiling_gpus": 8 * copies, "grid": f"{name}.csv"}
         document["pools"]["h100"]["gpus"] *= copies
-        # A limit of its own below that of the DAG, which else becomes part of the spec.
-        document["budget"] = {"rounds": 20}
+        # As most fleets: without a limit of rounds, which must not differ with and without Airflow.
+        del document["budget"]
         document["workloads"] = {
             f"{workload}-{copy}": {**asked, "trace": {"name": f"{workload}-{copy}"}}
             for workload, asked in document["workloads"].items()
