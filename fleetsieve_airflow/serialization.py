@@ -12,7 +12,8 @@ import json
 import math
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import PurePath
 from typing import Any, TypeVar, cast
 
 from fleetsieve_airflow import evidence as evidence_records
@@ -22,6 +23,8 @@ from fleetsieve_airflow.evidence import MeasurementPoint
 from fleetsieve_airflow.records import Candidate, FleetSpec
 
 SCHEMA_VERSION = 1
+#: Options of backends that are paths of files whose content is part of ``measurement.device``.
+FILE_OPTIONS = ("grid", "tables")
 Record = TypeVar("Record")
 
 
@@ -143,17 +146,32 @@ def _decode_record(kind: type, value: Any, path: str) -> Any:
         raise EvidenceError(f"{path} cannot be read: {error}") from error
 
 
+def portable_spec(spec: FleetSpec) -> FleetSpec:
+    """Return the spec with files named, not placed: what they hold has digests, where they lie differs."""
+    options = tuple(
+        (name, PurePath(text).name if name in FILE_OPTIONS else text)
+        for name, text in spec.measurement.options
+    )
+    workloads = tuple(
+        replace(workload, trace=replace(workload.trace, path=PurePath(workload.trace.path).name))
+        if workload.trace.digest
+        else workload
+        for workload in spec.workloads
+    )
+    return replace(spec, workloads=workloads, measurement=replace(spec.measurement, options=options))
+
+
 def spec_digest(spec: FleetSpec) -> str:
-    """Return the SHA-256 of everything a fleet spec says."""
-    return sha256(to_plain(spec))
+    """Return the SHA-256 of everything a fleet spec says, but for the folders that its files lie in."""
+    return sha256(to_plain(portable_spec(spec)))
 
 
 def profile_digest(spec: FleetSpec, candidate: Candidate) -> str:
     """Return the identity of a candidate's measuring conditions, 32 hex digits.
 
     Two points share a profile only when model and revision, trace content, parallel degrees, engine with its
-    version and arguments, GPU kind, driver and measuring device are all the same. Demand, SLO and fleet name
-    are left out on purpose.
+    version and arguments, pool with its GPU kind and driver, and measuring device are all the same. Demand,
+    SLO and fleet name are left out on purpose.
     """
     workload, config = spec.workload(candidate.workload), spec.config(candidate.config)
     model, pool = spec.model(workload.model), spec.pool(config.pool)
@@ -170,7 +188,7 @@ def profile_digest(spec: FleetSpec, candidate: Candidate) -> str:
                 config.expert_parallel,
             ],
             "engine": [config.engine, config.engine_version, sorted(config.engine_args)],
-            "gpu": [pool.gpu, pool.driver, pool.gpus_per_node if config.multi_node else None],
+            "gpu": [pool.name, pool.gpu, pool.driver, pool.gpus_per_node if config.multi_node else None],
             "device": [spec.measurement.device],
         }
     )[:32]

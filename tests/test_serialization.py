@@ -36,6 +36,7 @@ from fleetsieve_airflow.serialization import (
     from_plain,
     point_of,
     points_of,
+    portable_spec,
     profile_digest,
     sha256,
     spec_digest,
@@ -225,6 +226,17 @@ class TestDigests:
         assert spec_digest(make_spec()) == spec_digest(make_spec())
         assert spec_digest(make_spec()) != spec_digest(make_spec(demand={"chat": 12.1}))
 
+    def test_a_spec_digest_does_not_follow_the_folders_of_files_whose_content_is_known(self) -> None:
+        def at(folder: str, digest: str) -> FleetSpec:
+            trace = Trace(name="chat", path=f"{folder}/chat.csv", digest=digest)
+            spec = _changed("workloads", trace=trace)
+            grid = dataclasses.replace(spec.measurement, options=(("grid", f"{folder}/grid.csv"),))
+            return dataclasses.replace(spec, measurement=grid)
+
+        assert spec_digest(at("/here", "d1")) == spec_digest(at("/there", "d1"))
+        assert spec_digest(at("/here", "d1")) != spec_digest(at("/here", "d2"))
+        assert "/here" not in canonical_json(to_plain(portable_spec(at("/here", "d1"))))
+
 
 def _key(spec: FleetSpec, load: float = 8.0, repeat: int = 0) -> str:
     return point_of(spec, spec.candidate("chat", "TP4"), load, repeat).key
@@ -236,6 +248,12 @@ def _changed(field: str, **changes: Any) -> FleetSpec:
     return dataclasses.replace(
         spec, **{field: tuple(dataclasses.replace(item, **changes) for item in getattr(spec, field))}
     )
+
+
+def _in_pool(name: str) -> FleetSpec:
+    """Return the default fleet in a pool of another name but of the same GPUs."""
+    renamed = _changed("pools", name=name)
+    return dataclasses.replace(renamed, configs=_changed("configs", pool=name).configs)
 
 
 class TestPointKeys:
@@ -256,6 +274,7 @@ class TestPointKeys:
     @pytest.mark.parametrize(
         "spec",
         [
+            _in_pool("h200"),
             _changed("models", revision="r2"),
             _changed("models", source="elsewhere"),
             _changed("pools", gpu="H200"),
