@@ -112,6 +112,7 @@ def fleet_plan(
             demand_scale="{{ params.demand_scale }}",
             max_rounds="{{ params.max_rounds }}",
             reason="{{ params.reason or dag_run.run_type }}",
+            revisions="{{ params.revisions | tojson }}",
             round=1 if HAS_TASK_LOOPS else ROUND,
             mlflow_conn_id=mlflow_conn_id,
         )
@@ -162,6 +163,13 @@ def _params(fleet: str, max_rounds: int) -> dict[str, Param]:
             maxLength=60,
             title="Reason",
             description="Part of the campaign's name in MLflow.",
+        ),
+        "revisions": Param(
+            {},
+            type="object",
+            additionalProperties={"type": "string", "minLength": 1},
+            title="Revisions",
+            description='Models at another revision than the fleet file says, e.g. {"chat-31b": "v7"}.',
         ),
         "max_rounds": Param(
             max_rounds, type="integer", minimum=1, maximum=max_rounds, title="Most rounds that may measure"

@@ -148,11 +148,15 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A served model at one revision; the optional facts exclude engine configs that cannot run."""
+    """A served model at one revision; the optional facts exclude engine configs that cannot run.
+
+    ``registered_model`` is its name in the MLflow model registry; empty: the same as here.
+    """
 
     name: str
     revision: str
     source: str = ""
+    registered_model: str = ""
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
     weights_gib: float | None = None

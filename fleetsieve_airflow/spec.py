@@ -36,15 +36,25 @@ from fleetsieve_airflow.spec_problems import Problems
 from fleetsieve_airflow.spec_schema import DecisionSection, FleetFile, MeasurementSection, SloSection
 from fleetsieve_airflow.spec_yaml import read_yaml
 
+#: Stands for the model's revision in its source, e.g. ``/models/chat/{revision}``.
+REVISION = "{revision}"
+#: Backends that load no weights.
+WITHOUT_WEIGHTS = ("replay", "simulate")
+
 
 def load_spec(
-    path: str | Path, *, demand_scale: float = 1.0, measurement: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    demand_scale: float = 1.0,
+    measurement: Mapping[str, Any] | None = None,
+    revisions: Mapping[str, str] | None = None,
 ) -> FleetSpec:
     """Read a fleet file.
 
     :param path: the YAML file; relative paths inside it start at its folder.
     :param demand_scale: factor on every workload's demand, e.g. 1.3 to plan for 30 % more.
     :param measurement: keys that replace those of the file's ``measurement`` section.
+    :param revisions: model -> revision that replaces the file's, to plan for a release.
     :raises SpecError: one line per problem, each with key path, line, value, what is allowed and the remedy.
     :raises GridError: the recorded grid cannot be used.
     """
@@ -53,7 +63,8 @@ def load_spec(
     problems = Problems(str(path), document.lines)
     for place in document.duplicates:
         problems.add(place, "is given twice", "Keep one, or give the second another name.")
-    return _parse(document.data, path.resolve().parent, problems, demand_scale, measurement)
+    data = _at_revisions(document.data, revisions or {}, problems)
+    return _parse(data, path.resolve().parent, problems, demand_scale, measurement)
 
 
 def parse_spec(
@@ -70,6 +81,34 @@ def parse_spec(
     :raises GridError: the recorded grid cannot be used.
     """
     return _parse(mapping, Path(base_dir).resolve(), Problems(), demand_scale, measurement)
+
+
+def _at_revisions(data: Any, revisions: Mapping[str, str], problems: Problems) -> Any:
+    """Return a fleet file's data with other revisions of some models.
+
+    A model that real servers load must say where each revision is: else its certificate would be about
+    weights that nobody measured.
+    """
+    models = data.get("models") if isinstance(data, dict) else None
+    if not isinstance(models, dict) or not revisions:
+        return data
+    section = data.get("measurement")
+    backend = section.get("backend", "replay") if isinstance(section, dict) else "replay"
+    changed = dict(models)
+    for name, revision in revisions.items():
+        model = models.get(name)
+        if name not in models:
+            problems.add_unknown(("revisions", name), "model", name, map(str, models))
+        elif isinstance(model, dict):
+            changed[name] = {**model, "revision": revision}
+            if backend not in WITHOUT_WEIGHTS and REVISION not in str(model.get("source", "")):
+                problems.add_value(
+                    ("models", name, "source"),
+                    f"must hold {REVISION} to be measured at another revision",
+                    model.get("source", ""),
+                    f"Say where each revision is, e.g. /models/{name}/{REVISION}.",
+                )
+    return {**data, "models": changed}
 
 
 def _parse(

@@ -38,7 +38,8 @@ def read_model(name: str, section: ModelSection, base_dir: Path, problems: Probl
     return Model(
         name=name,
         revision=section.revision,
-        source=section.source,
+        source=section.source.replace("{revision}", section.revision),
+        registered_model=section.registered_model or "",
         weights_gib=section.weights_gib,
         **heads,
     )

@@ -74,7 +74,12 @@ class ModelSection(Section):
     revision: Text = Field(
         description="Give the version that is served, in quotes, e.g. a commit or '2026-11-01'."
     )
-    source: str = Field(default="", description="Give a path or repository name that vLLM loads from.")
+    source: str = Field(
+        default="", description="Give what vLLM loads from: a path, perhaps with {revision}, or a repository."
+    )
+    registered_model: Text | None = Field(
+        default=None, description="Give the model's name in MLflow's model registry."
+    )
     num_attention_heads: Count | None = Field(
         default=None, description="Copy it from the model's config.json."
     )

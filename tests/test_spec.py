@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 
 from fleetsieve_airflow.errors import GridError, SpecError
 from fleetsieve_airflow.records import ROUNDS_MAX, FleetSpec
-from fleetsieve_airflow.serialization import spec_digest
+from fleetsieve_airflow.serialization import points_of, spec_digest
 from fleetsieve_airflow.spec import load_spec, parse_spec
 from fleetsieve_airflow.spec_schema import FleetFile
 from tests.builders import PAPER_FLEET, paper_spec
@@ -554,3 +555,44 @@ class TestABadYamlFile:
 def test_a_fleet_without_a_limit_of_rounds_still_ends_and_null_takes_the_limit_away() -> None:
     assert parse_spec(FLEET).budget.rounds == ROUNDS_MAX
     assert parse_spec({**FLEET, "budget": {"rounds": None}}).budget.rounds is None
+
+
+class TestRevisions:
+    """A release plans the same file with another revision of a model."""
+
+    def at(self, tmp_path: Path, revisions: dict[str, str], **changes: Any) -> FleetSpec:
+        data = fleet()
+        data["models"]["base"] |= changes
+        (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(data))
+        return load_spec(tmp_path / "fleet.yaml", revisions=revisions)
+
+    def test_a_revision_replaces_the_files_and_makes_other_points(self, tmp_path: Path) -> None:
+        before, after = self.at(tmp_path, {}), self.at(tmp_path, {"base": "v7"})
+        assert after.model("base").revision == "v7"
+        keys = [{point.key for point in points_of(spec, spec.candidates[0])} for spec in (before, after)]
+        assert not keys[0] & keys[1]
+        assert replace(after, models=before.models) == before
+
+    def test_the_revision_says_where_the_weights_are(self, tmp_path: Path) -> None:
+        source = "/models/base/{revision}/weights"
+        assert (
+            self.at(tmp_path, {"base": "v7"}, source=source).model("base").source == "/models/base/v7/weights"
+        )
+
+    def test_a_model_that_the_file_does_not_have_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            SpecError, match=r"revisions.bass .*: must be a known model \(base\).* mean base\?"
+        ):
+            self.at(tmp_path, {"bass": "v7"})
+
+    def test_real_servers_must_not_load_the_weights_of_another_revision(self, tmp_path: Path) -> None:
+        data = fleet("models.base.source", "org/base")
+        data["measurement"] = {"backend": "slurm"}
+        (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(data))
+        with pytest.raises(SpecError, match=r"models.base.source .*must hold \{revision\}.*/models/base/"):
+            load_spec(tmp_path / "fleet.yaml", revisions={"base": "v7"})
+
+    def test_a_model_may_have_another_name_in_the_registry(self, tmp_path: Path) -> None:
+        assert self.at(tmp_path, {}).model("base").registered_model == ""
+        named = self.at(tmp_path, {}, registered_model="Base 31B")
+        assert named.model("base").registered_model == "Base 31B"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ class OpenCampaignOperator(TrackingOperator):
     :param demand_scale: multiplies every demand of the file (templated).
     :param max_rounds: lowers the file's budget of measuring rounds (templated); None leaves it.
     :param reason: why the fleet is planned, part of the run's name (templated).
+    :param revisions: model -> revision that replaces the file's, as a mapping or its JSON (templated).
     :param round: the round that begins (templated); from the second on, the campaign keeps the spec it began
         with, whatever has become of the file.
     :return: the campaign, as the other operators take it.
@@ -47,6 +49,7 @@ class OpenCampaignOperator(TrackingOperator):
         "demand_scale",
         "max_rounds",
         "reason",
+        "revisions",
         "round",
     )
 
@@ -59,6 +62,7 @@ class OpenCampaignOperator(TrackingOperator):
         demand_scale: float | str = 1.0,
         max_rounds: int | str | None = None,
         reason: str = "manual",
+        revisions: Mapping[str, str] | str | None = None,
         round: int | str = 1,
         **kwargs: Any,
     ) -> None:
@@ -69,6 +73,7 @@ class OpenCampaignOperator(TrackingOperator):
         self.demand_scale = demand_scale
         self.max_rounds = max_rounds
         self.reason = reason
+        self.revisions = revisions
         self.round = round
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -78,7 +83,8 @@ class OpenCampaignOperator(TrackingOperator):
 
         with no_use_retrying():
             path = _inside(Path(self.fleet_folder), self.fleet)
-            spec = load_spec(path, demand_scale=float(self.demand_scale))
+            revisions = revisions_of(self.revisions)
+            spec = load_spec(path, demand_scale=float(self.demand_scale), revisions=revisions)
             spec = limit_rounds(spec, int(self.max_rounds) if self.max_rounds else None)
             hook, name = self.tracking(), campaign_name(self.campaign_id)
             spec = self._as_it_began(hook, spec, name)
@@ -106,6 +112,23 @@ class OpenCampaignOperator(TrackingOperator):
 def campaign_name(text: str) -> str:
     """Return a campaign id that can be part of a DAG run's id: what it cannot hold becomes ``-``."""
     return re.sub(r"[^A-Za-z0-9_.~-]+", "-", text)
+
+
+def revisions_of(given: Mapping[str, str] | str | None) -> dict[str, str]:
+    """Return the revisions of models that were asked for.
+
+    :raises SpecError: it is no mapping of names to texts.
+    """
+    try:
+        found = json.loads(given or "{}") if isinstance(given, str) or given is None else given
+    except ValueError:
+        found = given
+    if not isinstance(found, Mapping) or not all(text and isinstance(text, str) for text in found.values()):
+        raise SpecError(
+            f"revisions: must be a mapping of models to texts, got {given!r}.",
+            hint='E.g. {"chat-31b": "v7"}.',
+        )
+    return dict(found)
 
 
 def limit_rounds(spec: FleetSpec, max_rounds: int | None) -> FleetSpec:

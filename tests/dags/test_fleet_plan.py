@@ -94,7 +94,7 @@ def test_the_trigger_form_offers_the_fleet_file_relative_to_the_dags_folder(
 ) -> None:
     assert dag.params["fleet"] == "fleets/chat_and_code_h100.yaml"
     assert dag.get_task("open_campaign").fleet_folder == str(dags_folder)
-    expected = {"fleet", "campaign_id", "demand_scale", "reason", "max_rounds"}
+    expected = {"fleet", "campaign_id", "demand_scale", "reason", "revisions", "max_rounds"}
     assert set(dag.params) == (expected if HAS_TASK_LOOPS else expected | {"round"})
 
 

@@ -94,6 +94,21 @@ def test_an_id_that_is_taken_by_a_campaign_of_another_spec_is_refused(hook: Mlfl
         open_campaign(folder, demand_scale="1.3")
 
 
+def test_a_release_is_planned_at_its_revision_and_says_so(hook: MlflowHook, folder: Path) -> None:
+    campaign = CampaignRef(**open_campaign(folder, revisions='{"open-weight-31b": "v7"}'))
+    assert hook.load_spec(campaign).model("open-weight-31b").revision == "v7"
+    assert open_campaign(folder, round=2, revisions={"open-weight-31b": "v7"})["run_id"] == campaign.run_id
+
+
+@pytest.mark.parametrize(
+    "revisions", ["nonsense", "[]", {"open-weight-31b": 7}, {"open-weight-31b": ""}, {"another": "v7"}]
+)
+def test_revisions_that_mean_nothing_are_refused(hook: MlflowHook, folder: Path, revisions: Any) -> None:
+    with pytest.raises(AirflowFailException, match="revisions"):
+        open_campaign(folder, revisions=revisions)
+    assert hook.list_fleets() == ()
+
+
 def test_characters_that_a_run_id_cannot_hold_are_replaced() -> None:
     assert campaign_name("scheduled__2026-11-30T15:14:33+00:00") == "scheduled__2026-11-30T15-14-33-00-00"
 
