@@ -1,4 +1,4 @@
-"""``fleetsieve``: check a fleet file, plan it without Airflow, verify a certificate.
+"""``fleetsieve``: check a fleet file, plan it without Airflow, verify, export and compare certificates.
 
 Results go to stdout, progress to stderr, so a plan can be piped. The exit code says how it ended.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetsieve_airflow import __version__
+from fleetsieve_airflow.deployment_command import add_deployment_commands
 from fleetsieve_airflow.errors import CertificateError, FleetsieveError
 from fleetsieve_airflow.simulator.command import add_search_command
 
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="derive a certificate again from its own evidence, offline")
     verify.add_argument("file", metavar="certificate.json", type=Path, help="the certificate")
     verify.set_defaults(run=_verify)
+    add_deployment_commands(commands)
     add_search_command(commands)
     return parser
 

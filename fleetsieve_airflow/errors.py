@@ -67,3 +67,7 @@ class SolverError(FleetsieveError):
 
 class CertificateError(FleetsieveError):
     """A certificate does not follow from its own evidence."""
+
+
+class DeploymentError(FleetsieveError):
+    """A plan cannot be deployed as asked: choose another form or name what is missing."""

@@ -32,6 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "simulator": RECORDS,
     "serving": RECORDS,
     "reporting": RECORDS,
+    # A replica is deployed by the command and the variables it was measured with.
+    "deployment": RECORDS | {"serving.engine", "serving.options"},
     "backends": RECORDS | {"serving", "simulator", "hooks", "triggers"},
     "hooks": RECORDS | {"serving", "reporting"},
     "triggers": RECORDS | {"hooks", "serving"},
@@ -44,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "campaign",
         "core",
+        "deployment",
         "hooks",
         "links",
         "reporting",
@@ -51,7 +54,10 @@ ALLOWED: dict[str, set[str]] = {
         "triggers",
     },
     "dag": RECORDS | {"operators"},
-    "cli": RECORDS | SPEC | {"backends", "campaign", "campaign_files", "core", "reporting", "simulator"},
+    "cli": RECORDS
+    | SPEC
+    | {"backends", "campaign", "campaign_files", "core", "deployment_command", "reporting", "simulator"},
+    "deployment_command": RECORDS | {"core", "deployment"},
     "plugin": RECORDS | {"hooks", "plugin_pages", "reporting"},
     "plugin_pages": RECORDS | {"hooks", "reporting"},
     "provider_info": set(),
@@ -65,6 +71,7 @@ FORBIDDEN: dict[str, set[str]] = {
     },
     "simulator": {"airflow", "mlflow", "pandas"},
     "reporting": {"airflow", "mlflow", "plotly"},
+    "deployment": {"airflow", "mlflow"},
     "serving": {"airflow", "mlflow", "paramiko"},
     "operators": {"mlflow", "paramiko", "subprocess"},
     "dag": {"mlflow", "numpy", "pandas", "pulp", "scipy"},

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from fleetsieve_airflow.errors import SpecError
 from fleetsieve_airflow.evidence import MeasurementPoint
-from fleetsieve_airflow.records import EngineConfig, FleetSpec, Model, Slo
+from fleetsieve_airflow.records import FleetSpec, Slo
 from fleetsieve_airflow.serialization import canonical_json, sha256, to_plain
+from fleetsieve_airflow.serving.engine import engine_command
 from fleetsieve_airflow.serving.judge import allowed_failures, node_limits, require_enough_requests
 from fleetsieve_airflow.serving.load import Aiperf, LoadGenerator, LoadJob
 from fleetsieve_airflow.serving.options import JobOptions, job_options
@@ -27,18 +28,6 @@ _NODE_FILES = ("agent.py", "node_server.py", "samples.py")
 GENERATOR: LoadGenerator = Aiperf()
 #: Other names are shown by squeue and lost by sacct.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ENGINE_ARG = re.compile(r"[a-z0-9][a-z0-9-]*")
-#: Arguments that are set here; a spec that sets them too would measure something else than it says.
-_OURS = frozenset(
-    {
-        "host",
-        "port",
-        "served-model-name",
-        "tensor-parallel-size",
-        "pipeline-parallel-size",
-        "data-parallel-size",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,39 +62,6 @@ class JobRecord:
         """The longest the job may take: start, warm-up, every window with its last time-out, stop."""
         windows = sum(point.duration_s + point.timeout_s + WINDOW_SLACK_S for point in self.points)
         return self.options.ready_s + WARM_UP_S + windows + STOP_S
-
-
-def engine_command(program: str, model: Model, config: EngineConfig) -> tuple[str, ...]:
-    """Return the ``vllm serve`` command of an engine config as an argument list.
-
-    Engine arguments ``true`` and ``false`` become ``--name`` and ``--no-name``; all others ``--name=value``,
-    so that no value can be taken for an option.
-
-    :raises SpecError: an argument that is no option name, that is set here, or that holds a secret.
-    """
-    command = [program, "serve", model.source or model.name, f"--served-model-name={model.name}"]
-    command += ["--host=127.0.0.1", "--port=@PORT@", f"--tensor-parallel-size={config.tensor_parallel}"]
-    if config.pipeline_parallel > 1:
-        command.append(f"--pipeline-parallel-size={config.pipeline_parallel}")
-    if config.data_parallel > 1:
-        command.append(f"--data-parallel-size={config.data_parallel}")
-    if config.expert_parallel:
-        command.append("--enable-expert-parallel")
-    for name, value in config.engine_args:
-        option = name.removeprefix("--").replace("_", "-")
-        if not _ENGINE_ARG.fullmatch(option) or option in _OURS:
-            raise SpecError(f"Engine config {config.label!r}: {name!r} cannot be an engine argument.")
-        if option == "api-key":
-            raise SpecError(
-                f"Engine config {config.label!r}: api-key is a secret.", hint="Put VLLM_API_KEY in env_file."
-            )
-        if value.lower() in ("true", "false"):
-            command.append(f"--{option}" if value.lower() == "true" else f"--no-{option}")
-        else:
-            command.append(f"--{option}={value}")
-    if (model.source or model.name).startswith("-"):
-        raise SpecError(f"Model {model.name!r}: source {model.source!r} must not start with a dash.")
-    return tuple(command)
 
 
 def rows_of(spec: FleetSpec, point: MeasurementPoint) -> tuple[TraceRow, ...]:

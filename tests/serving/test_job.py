@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from fleetsieve_airflow.errors import FleetsieveError, MeasurementError, SpecError
-from fleetsieve_airflow.records import EngineConfig, MeasurementSettings, Model
+from fleetsieve_airflow.records import MeasurementSettings
 from fleetsieve_airflow.serving.job import (
     JOB_NAME,
     build_job,
-    engine_command,
     job_base_name,
     node_files,
     node_job,
@@ -150,59 +149,6 @@ def test_an_option_that_cannot_be_meant_is_refused(name: str, value: str, match:
 
 def test_every_option_has_a_default_that_is_valid() -> None:
     assert job_options(MeasurementSettings()) == JobOptions()
-
-
-@pytest.mark.parametrize(
-    ("argument", "match"),
-    [
-        (("port", "1"), "cannot be an engine argument"),
-        (("tensor_parallel_size", "8"), "cannot be an engine argument"),
-        (("x y", "1"), "cannot be an engine argument"),
-        (("api-key", "s3cret"), "is a secret"),
-    ],
-)
-def test_an_engine_argument_that_would_measure_something_else_is_refused(
-    argument: tuple[str, str], match: str
-) -> None:
-    config = EngineConfig(label="TP1", pool="h100", engine_args=(argument,))
-    with pytest.raises(SpecError, match=match):
-        engine_command("vllm", Model(name="m", revision="r"), config)
-
-
-def test_the_engine_command_follows_the_degrees_and_the_arguments() -> None:
-    config = EngineConfig(
-        label="wide",
-        pool="h100",
-        tensor_parallel=4,
-        pipeline_parallel=2,
-        data_parallel=2,
-        expert_parallel=True,
-        engine_args=(
-            ("kv_cache_dtype", "fp8"),
-            ("enforce-eager", "true"),
-            ("enable-prefix-caching", "false"),
-        ),
-    )
-    assert engine_command("vllm", Model(name="m", revision="r", source="org/m"), config)[2:] == (
-        "org/m",
-        "--served-model-name=m",
-        "--host=127.0.0.1",
-        "--port=@PORT@",
-        "--tensor-parallel-size=4",
-        "--pipeline-parallel-size=2",
-        "--data-parallel-size=2",
-        "--enable-expert-parallel",
-        "--kv-cache-dtype=fp8",
-        "--enforce-eager",
-        "--no-enable-prefix-caching",
-    )
-
-
-def test_a_model_that_looks_like_an_option_is_refused() -> None:
-    with pytest.raises(SpecError, match="must not start with a dash"):
-        engine_command(
-            "vllm", Model(name="m", revision="r", source="--help"), EngineConfig(label="a", pool="p")
-        )
 
 
 def test_one_job_serves_one_config() -> None:
