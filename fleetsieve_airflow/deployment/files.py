@@ -11,7 +11,7 @@ from fleetsieve_airflow.deployment.kubernetes import render_kubernetes
 from fleetsieve_airflow.deployment.options import ExportOptions
 from fleetsieve_airflow.deployment.plan import FleetPlan, plan_document
 from fleetsieve_airflow.deployment.production_stack import render_values
-from fleetsieve_airflow.errors import DeploymentError
+from fleetsieve_airflow.errors import DeploymentError, FleetsieveError
 
 Render = Callable[[FleetPlan, ExportOptions], str]
 
@@ -42,7 +42,7 @@ def deployment_files(plan: FleetPlan, options: ExportOptions | None = None) -> d
     for name, render in FORMATS.values():
         try:
             files[name] = render(plan, chosen)
-        except DeploymentError as error:
+        except FleetsieveError as error:
             files[name] = f"# Not exported. {error}\n"
     return files
 

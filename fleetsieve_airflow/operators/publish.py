@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from fleetsieve_airflow.errors import CertificateError
+from fleetsieve_airflow.operators.announce import tag_versions
 from fleetsieve_airflow.operators.base import CampaignOperator, no_use_retrying, read_evidence
+from fleetsieve_airflow.operators.deployment import changes_against_plan_in_force, deployment_artifacts
 from fleetsieve_airflow.operators.reports import log_report
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class PublishPlanOperator(CampaignOperator):
     """Issue the certificate and the report of a settled campaign, and announce the plan on the outlets.
 
     "The demand cannot be met" is a certified answer too: the event's ``state`` tells it from a plan that
-    meets it.
+    meets it. A model's version in MLflow's registry gets the plan as a tag, see :mod:`.announce`.
 
     Example::
 
@@ -30,9 +32,16 @@ class PublishPlanOperator(CampaignOperator):
             task_id="publish_plan", campaign=opened.output, round=3, outlets=[Asset("fleet-plan")],
         )
 
-    :return: fleet, campaign, state, plan (workload -> engine config -> replicas), gap, regret, spend, and
-        where the certificate is; the outlets' events carry the same.
+    The campaign's run also gets the plan as files to deploy it with, below ``deployment/``.
+
+    :param planned_alias: alias that such a version gets when its plan meets the demand; empty: none.
+    :return: fleet, campaign, state, models (model -> revision), plan (workload -> engine config -> replicas), gap, regret, spend, where
+        the certificate is, and what changes against the plan in force; the outlets' events carry the same.
     """
+
+    def __init__(self, *, planned_alias: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.planned_alias = planned_alias
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Certify, check, publish."""
@@ -43,23 +52,31 @@ class PublishPlanOperator(CampaignOperator):
                 raise CertificateError(
                     f"Round {self.number} is {decision.state}: there is nothing to publish."
                 )
-            certificate = finish(hook, campaign, decision)
+            certificate, changes = finish(hook, campaign, decision)
+            spec = hook.load_spec(campaign)
         summary = {
             "fleet": campaign.fleet,
             "campaign_id": campaign.campaign_id,
             "run_id": campaign.run_id,
             "round": self.number,
             "state": decision.state,
+            "models": {model.name: model.revision for model in spec.models},
             "plan": decision.conservative.replicas(),
             "gap": decision.gap,
             "regret": decision.regret,
             "gpu_seconds_window": decision.spend.gpu_seconds_window,
             "certificate_sha256": certificate["certificate_sha256"],
             "certificate": hook.campaign_url(campaign, artifact="certificate.json"),
+            "changes": list(changes),
         }
+        alias = self.planned_alias if decision.state == "certified_feasible" else ""
+        for words in tag_versions(hook, spec, summary, alias):
+            self.log.info(words)
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = summary
         self.log.info("Fleet %s is %s: %s", campaign.fleet, decision.state, decision.reason)
+        for change in changes:
+            self.log.info("Against the plan in force: %s", change)
         return summary
 
 
@@ -83,9 +100,12 @@ class NoCertificateOperator(CampaignOperator):
         raise AirflowFailException(words_of(campaign.fleet, decision))
 
 
-def finish(hook: MlflowHook, campaign: CampaignRef, decision: Decision) -> dict[str, Any]:
+def finish(
+    hook: MlflowHook, campaign: CampaignRef, decision: Decision
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Issue the certificate of a decision that stopped, write the final report and end the campaign.
 
+    :return: the certificate, and what changes by a certified plan against the plan in force.
     :raises CertificateError: the certificate does not follow from its own evidence.
     """
     from fleetsieve_airflow.core.certificate import build_certificate, verify_certificate
@@ -99,9 +119,20 @@ def finish(hook: MlflowHook, campaign: CampaignRef, decision: Decision) -> dict[
         raise CertificateError(
             f"The certificate does not hold: {' '.join(differences)}", hint="Clear the last round."
         )
-    log_report(hook, campaign, spec, evidence, decision.round, certificate)
+    certified = decision.state.startswith("certified")
+    changes = changes_against_plan_in_force(hook, campaign, certificate) if certified else ()
+    log_report(
+        hook,
+        campaign,
+        spec,
+        evidence,
+        decision.round,
+        certificate,
+        changes=changes,
+        files=deployment_artifacts(certificate),
+    )
     hook.finish_campaign(campaign, certificate, decision.state)
-    return certificate
+    return certificate, changes
 
 
 def words_of(fleet: str, decision: Decision) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,15 @@ def log_report(
     evidence: Evidence,
     number: int,
     certificate: Mapping[str, Any] | None = None,
+    *,
+    changes: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the campaign's report as of one round, which must be logged already."""
+    """Write the campaign's report as of one round, which must be logged already.
+
+    :param changes: what changes against the plan in force, a line for each workload.
+    :param files: further artifacts by path.
+    """
     from fleetsieve_airflow.campaign import verdicts_of
     from fleetsieve_airflow.reporting.report import RUN_LINK, render_report
 
@@ -38,5 +45,6 @@ def log_report(
         verdicts=verdicts_of(spec, evidence),
         links={name: url for name, url in links.items() if url},
         generated_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        changes=changes,
     )
-    hook.log_report(campaign, html)
+    hook.log_report(campaign, html, files=files)

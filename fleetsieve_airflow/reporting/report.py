@@ -37,6 +37,7 @@ def render_report(
     verdicts: Mapping[str, str],
     links: Mapping[str, str] | None = None,
     generated_at: str = "",
+    changes: Sequence[str] = (),
 ) -> str:
     """Render a campaign as one HTML page.
 
@@ -46,10 +47,18 @@ def render_report(
     :param links: name -> address, shown under the title; the name ``run`` is a template with ``{run_id}`` for
         the runs of measurements. Addresses that are neither http(s) nor relative are left out.
     :param generated_at: when the page was made, as text; empty: not said.
+    :param changes: what changes against the plan in force, in lines; empty: there was none.
     """
     safe = {name: url for name, url in (links or {}).items() if _is_safe(url)}
     page = _Page(
-        spec, words.latest_of_each_round(rounds), evidence, certificate, verdicts, safe, generated_at
+        spec,
+        words.latest_of_each_round(rounds),
+        evidence,
+        certificate,
+        verdicts,
+        safe,
+        generated_at,
+        tuple(changes),
     )
     fixed = page.fixed_parts()
     text = ""
@@ -76,6 +85,7 @@ class _Page:
     verdicts: Mapping[str, str]
     links: Mapping[str, str]
     generated_at: str
+    changes: tuple[str, ...]
 
     def fixed_parts(self) -> dict[str, str]:
         """Return the parts whose size does not grow with the fleet."""
@@ -96,6 +106,7 @@ class _Page:
                 fixed["five"],
                 fixed["contradictions"],
                 self._plans(decision, most),
+                self._changes(most),
                 self._next(decision, most),
                 self._charts(decision, most),
                 self._grid(decision, most, short),
@@ -231,6 +242,16 @@ class _Page:
         cost = "" if plan.cost_per_hour is None else f", {number(plan.cost_per_hour)} per hour"
         told = f"In all {words.gpus_text(self.spec, plan)}{cost}; serves {number(plan.served_rps)} req/s."
         return f"<p><small>{escape(told)}</small></p>"
+
+    def _changes(self, most: int) -> str:
+        if not self.changes:
+            return ""
+        # The last line is of the whole fleet.
+        shown = self.changes if len(self.changes) <= most else (*self.changes[: most - 1], self.changes[-1])
+        lines = "".join(f"<li>{escape(cut(line, 300))}</li>" for line in shown)
+        hidden = len(self.changes) - len(shown)
+        more = f"<p><small>and {count(hidden, 'more workload')}</small></p>" if hidden else ""
+        return f"<section><h2>Against the plan in force</h2><ul>{lines}</ul>{more}</section>"
 
     def _next(self, decision: Decision, most: int) -> str:
         if not decision.points:

@@ -493,3 +493,12 @@ def test_before_the_first_round_ends_the_page_says_what_will_appear() -> None:
     text = _text(Campaign(campaigns.chat_and_code(), evidence=Evidence()))
     assert "Measuring: the first round has not ended yet." in text
     assert "appear here when it has" in text
+
+
+def test_what_changes_against_the_plan_in_force_is_told_below_the_allocation() -> None:
+    changes = [f"w{number}: 1 x <TP8> -> 2 x TP4" for number in range(300)] + ["fleet: 16 -> 16 GPUs"]
+    html = _render(campaigns.paper_campaign(), changes=changes)
+    text = _Page(html).text
+    assert "Against the plan in force w0: 1 x <TP8> -> 2 x TP4 w1:" in text
+    assert "fleet: 16 -> 16 GPUs and 61 more workloads" in text
+    assert len(html.encode()) <= LIMIT_BYTES
