@@ -16,7 +16,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "fleetsieve_airflow" / "core"
 #: Modules of the core that only FleetSieve's own choice of points uses.
-CHOICE = {"acquisition.py", "belief.py", "proof.py", "decision.py", "certificate.py"}
+CHOICE = {
+    "acquisition.py",
+    "belief.py",
+    "certificate.py",
+    "decision.py",
+    "earlier.py",
+    "priors.py",
+    "proof.py",
+}
 SHARED = (
     "clairvoyant.py",
     "fleets.py",

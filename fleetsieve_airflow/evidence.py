@@ -130,14 +130,38 @@ class PointFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorLoad:
+    """What an earlier release showed at one load: ln(worst metric / limit of today's SLO), and its rate.
+
+    ``releases_back`` counts from the release that is planned: 1 is the one before it.
+    """
+
+    load: float
+    margin: float
+    rate_rps: float
+    releases_back: int = 1
+
+    def __post_init__(self) -> None:
+        require_finite("prior load", self.load, above=0.0)
+        require_finite("prior margin", self.margin)
+        require_finite("prior rate_rps", self.rate_rps, minimum=0.0)
+        if self.releases_back < 1:
+            raise RecordError(f"A prior is at least 1 release back, got {self.releases_back}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriorCapacity:
-    """What is believed of a capacity before it is measured: guides, and certifies only if the spec says."""
+    """What is believed of a capacity before it is measured: guides, and certifies only if the spec says.
+
+    ``upper_rps`` None is no bound. ``loads`` is what an earlier release showed load by load.
+    """
 
     workload: str
     config: str
     source: Source
     lower_rps: float
-    upper_rps: float
+    upper_rps: float | None
+    loads: tuple[PriorLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from fleetsieve_airflow.evidence import (
     Plan,
     PlannedPoint,
     PriorCapacity,
+    PriorLoad,
     Scenario,
     SkippedPoint,
     Spend,
@@ -124,6 +125,14 @@ RECORDS = [
     Evidence(
         priors=(
             PriorCapacity(workload="chat", config="TP4", source="simulator", lower_rps=1.0, upper_rps=2.0),
+            PriorCapacity(
+                workload="chat",
+                config="TP8",
+                source="earlier_release",
+                lower_rps=1.0,
+                upper_rps=None,
+                loads=(PriorLoad(load=2.0, margin=-0.5, rate_rps=2.0),),
+            ),
         )
     ),
     EvidenceItem(measurement=MEASUREMENT, round=0, reused=True, run_id="r", measured_at="2026-11-30"),

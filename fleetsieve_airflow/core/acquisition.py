@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from fleetsieve_airflow.core import proof
 from fleetsieve_airflow.core.allocation import SLACK, Problem, allocate_exact
-from fleetsieve_airflow.core.belief import believe
 from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_of, value_of
 from fleetsieve_airflow.core.ladder import Ladder
+from fleetsieve_airflow.core.priors import believe_given
 from fleetsieve_airflow.core.proof import Question, Scene
 from fleetsieve_airflow.core.verdict import Verdict
 from fleetsieve_airflow.evidence import CapacityInterval, Evidence, PlannedPoint
@@ -183,7 +183,7 @@ def _scene(
     return Scene(
         problem=problem,
         ladders=ladders,
-        belief=believe(problem, ladders, evidence.priors),
+        belief=believe_given(problem, ladders, evidence.priors),
         members=members,
         lower=box.lower,
         upper=box.upper,

@@ -9,7 +9,7 @@ carry its GPUs' share of the demand: fleets are planned where demand and GPUs ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,7 +20,6 @@ from scipy.special import ndtr
 
 from fleetsieve_airflow.core.allocation import Problem
 from fleetsieve_airflow.core.ladder import Ladder
-from fleetsieve_airflow.evidence import PriorCapacity
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -74,7 +73,7 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class Rows:
     """Rows of a process, one per load of each ladder.
 
     :param load: ln of the load over the workload's lowest load.  # (rows,)
@@ -87,15 +86,11 @@ class _Inputs:
     gpus: Array
 
 
-def believe(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity] = ()) -> Belief:
-    """Predict every load of every ladder from all that is measured.
-
-    :param priors: capacities believed before measuring; they replace the share-of-demand guess of their
-        candidate.
-    """
+def believe(problem: Problem, ladders: Sequence[Ladder]) -> Belief:
+    """Predict every load of every ladder from all that is measured, and nothing else (see :mod:`.priors`)."""
     if not ladders:
         return Belief([], [])
-    inputs, guess = _inputs(problem, ladders, priors)
+    inputs, guess = rows_of(problem, ladders)
     open_loop = ladders[0].candidate.load_kind == "offered_load_rps"
     margins = np.array([np.nan if m is None else m for ladder in ladders for m in ladder.margins])
     loads = np.concatenate([np.array(ladder.candidate.loads) for ladder in ladders])
@@ -104,26 +99,27 @@ def believe(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorC
         rate = loads
     else:
         mean, sd = _posterior(CLOSED_MARGIN, inputs, EASIEST_MARGIN, margins)
-        rate = loads * np.exp(_log_rates(inputs, np.log(loads), guess, ladders))
+        rates, anchor = anchored_rates(inputs, np.log(loads), guess, ladders)
+        rate = loads * np.exp(anchor + _posterior(CLOSED_RATE, inputs, 0.0, rates)[0])
     met = ndtr(-mean / sd)
     cuts = np.cumsum([len(ladder.candidate.loads) for ladder in ladders])[:-1]
     return Belief(
-        [_implied(ladder, row) for ladder, row in zip(ladders, np.split(met, cuts), strict=True)],
-        [_bounded(ladder, row) for ladder, row in zip(ladders, np.split(rate, cuts), strict=True)],
+        [implied(ladder, row) for ladder, row in zip(ladders, np.split(met, cuts), strict=True)],
+        [bounded(ladder, row) for ladder, row in zip(ladders, np.split(rate, cuts), strict=True)],
     )
 
 
-def _inputs(
-    problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity]
-) -> tuple[_Inputs, Array]:
-    """Return the rows, and per row the ln capacity guessed for its candidate before anything is measured."""
+def rows_of(
+    problem: Problem, ladders: Sequence[Ladder], guesses: Mapping[tuple[str, str], float] | None = None
+) -> tuple[Rows, Array]:
+    """Return the rows, and per row the ln capacity guessed for its candidate before anything is measured.
+
+    :param guesses: ln capacity by workload and config, in place of the GPUs' share of the demand.
+    """
     counts = [len(ladder.candidate.loads) for ladder in ladders]
     total, workloads = sum(problem.totals), len(problem.names)
-    believed = {
-        (p.workload, p.config): 0.5 * (np.log(max(p.lower_rps, 1e-9)) + np.log(p.upper_rps)) for p in priors
-    }
     share = [
-        believed.get(
+        (guesses or {}).get(
             (ladder.candidate.workload, ladder.candidate.config),
             np.log(problem.demands[ladder.workload] * workloads * ladder.gpus / total),
         )
@@ -135,7 +131,7 @@ def _inputs(
     }
     largest = {w: max(ladder.gpus for ladder in ladders if ladder.workload == w) for w in lowest}
     return (
-        _Inputs(
+        Rows(
             workload=np.repeat([ladder.workload for ladder in ladders], counts),
             candidate=np.repeat(np.arange(len(ladders)), counts),
             load=np.concatenate(
@@ -147,8 +143,13 @@ def _inputs(
     )
 
 
-def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequence[Ladder]) -> Array:
-    """Predict ln(rate / concurrency), anchored so that the guess is served where the limit is expected."""
+def anchored_rates(
+    inputs: Rows, log_loads: Array, guess: Array, ladders: Sequence[Ladder]
+) -> tuple[Array, Array]:
+    """Return measured ln(rate / concurrency) over an anchor, and the anchor of each row.
+
+    At the anchor, the guess is served where the limit is expected.
+    """
     measured = np.array(
         [
             np.nan if rate is None else np.log(max(0.5 * (rate[0] + rate[1]), 1e-9) / load)
@@ -163,13 +164,13 @@ def _log_rates(inputs: _Inputs, log_loads: Array, guess: Array, ladders: Sequenc
     for start, stop in pairwise(starts):
         limit[start:stop] = np.clip(limit[start], inputs.load[start], inputs.load[stop - 1])
     base = log_loads - inputs.load  # ln of the workload's lowest load
-    anchor = guess - (base + limit) - CLOSED_RATE.slope_load * limit - CLOSED_RATE.slope_gpus * inputs.gpus
-    mean, _ = _posterior(CLOSED_RATE, inputs, 0.0, measured - anchor)
-    result: Array = mean + anchor
-    return result
+    anchor: Array = (
+        guess - (base + limit) - CLOSED_RATE.slope_load * limit - CLOSED_RATE.slope_gpus * inputs.gpus
+    )
+    return measured - anchor, anchor
 
 
-def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tuple[Array, Array]:
+def _posterior(kernel: Kernel, rows: Rows, level: float, values: Array) -> tuple[Array, Array]:
     """Return mean and standard deviation of a process at every row, given ``values`` (NaN: not measured).
 
     :param level: prior mean where ln load and ln GPUs of the rows are zero.
@@ -177,18 +178,18 @@ def _posterior(kernel: Kernel, rows: _Inputs, level: float, values: Array) -> tu
     load, gpus = rows.load, rows.gpus
     prior = level + kernel.slope_load * load + kernel.slope_gpus * gpus
     known = np.flatnonzero(~np.isnan(values))
-    variance = _covariance(kernel, rows, load, gpus, None, None)
+    variance = covariance(kernel, rows, load, gpus, None, None)
     mean, spread = prior.copy(), variance.copy()
-    for members, given in _conditioning(rows, known):
-        inner = _covariance(kernel, rows, load, gpus, given, given)  # (given, given)
-        cross = _covariance(kernel, rows, load, gpus, members, given)  # (members, given)
+    for members, given in conditioning(rows, known):
+        inner = covariance(kernel, rows, load, gpus, given, given)  # (given, given)
+        cross = covariance(kernel, rows, load, gpus, members, given)  # (members, given)
         factor = cho_factor(inner + kernel.noise**2 * np.eye(len(given)), lower=True)
         mean[members] = prior[members] + cross @ cho_solve(factor, values[given] - prior[given])
         spread[members] -= np.einsum("rk,kr->r", cross, cho_solve(factor, cross.T))
     return mean, np.sqrt(np.maximum(spread, 0.0) + kernel.noise**2)
 
 
-def _conditioning(rows: _Inputs, known: Indices) -> list[tuple[Indices, Indices]]:
+def conditioning(rows: Rows, known: Indices) -> list[tuple[Indices, Indices]]:
     """Return which rows are predicted from which measured ones.
 
     Few measurements inform everything. Many would cost their cube: then a workload is predicted from its own
@@ -208,9 +209,9 @@ def _conditioning(rows: _Inputs, known: Indices) -> list[tuple[Indices, Indices]
     return parts
 
 
-def _covariance(
+def covariance(
     kernel: Kernel,
-    rows: _Inputs,
+    rows: Rows,
     load: Array,
     gpus: Array,
     left: Indices | None,
@@ -239,7 +240,7 @@ def _covariance(
     return result
 
 
-def _implied(ladder: Ladder, met: Array) -> Array:
+def implied(ladder: Ladder, met: Array) -> Array:
     """Make beliefs follow what is known: 1 up to the highest met load, 0 past the open ones, never rising."""
     result = np.minimum.accumulate(np.clip(met, 1e-3, 1.0 - 1e-3))
     result[: ladder.met_upto + 1] = 1.0
@@ -247,7 +248,7 @@ def _implied(ladder: Ladder, met: Array) -> Array:
     return result
 
 
-def _bounded(ladder: Ladder, rate: Array) -> Array:
+def bounded(ladder: Ladder, rate: Array) -> Array:
     """Keep expected rates inside what is known of them, never falling along the ladder."""
     lower = [ladder.rate_lower(j) for j in range(len(rate))]
     upper = [ladder.rate_upper(j) for j in range(len(rate))]

@@ -97,7 +97,8 @@ def _apply_priors(
     for prior in priors:
         key = (prior.workload, prior.config)
         if prior.source in spec.decision.certify_on and key in narrowed:
-            narrowed[key] = _narrow(narrowed[key], prior.lower_rps, prior.upper_rps, prior.source)
+            upper = math.inf if prior.upper_rps is None else prior.upper_rps
+            narrowed[key] = _narrow(narrowed[key], prior.lower_rps, upper, prior.source)
     return list(narrowed.values())
 
 

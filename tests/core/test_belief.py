@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetsieve_airflow.core.allocation import problem_of
 from fleetsieve_airflow.core.belief import Belief, believe
 from fleetsieve_airflow.core.ladder import ladders_of
-from fleetsieve_airflow.evidence import Evidence, PriorCapacity
+from fleetsieve_airflow.evidence import Evidence
 from fleetsieve_airflow.records import FleetSpec
 from tests.builders import make_evidence, make_measurement, make_spec
 from tests.core.worlds import TrueServer, places, servers
@@ -21,9 +21,8 @@ from tests.core.worlds import TrueServer, places, servers
 USERS = (4.0, 8.0, 16.0, 32.0, 64.0)
 
 
-def belief_in(spec: FleetSpec, *measurements: Any, priors: tuple[PriorCapacity, ...] = ()) -> Belief:
-    evidence = make_evidence(*measurements)
-    return believe(problem_of(spec), ladders_of(spec, evidence), priors)
+def belief_in(spec: FleetSpec, *measurements: Any) -> Belief:
+    return believe(problem_of(spec), ladders_of(spec, make_evidence(*measurements)))
 
 
 @settings(max_examples=60)
@@ -91,14 +90,6 @@ class TestWhatAMeasurementTeaches:
         )
         assert (slow.rate[1] < fast.rate[1]).all()
         assert (slow.rate[1][2], fast.rate[1][2]) == (2.0, 8.0)
-
-
-def test_a_prior_takes_the_place_of_the_share_of_demand() -> None:
-    spec = make_spec(demand={"chat": 12.0})
-    strong = PriorCapacity(workload="chat", config="TP2", source="simulator", lower_rps=10.0, upper_rps=14.0)
-    assert belief_in(spec, priors=(strong,)).met[0][2] > belief_in(spec).met[0][2]
-    weak = PriorCapacity(workload="chat", config="TP8", source="simulator", lower_rps=0.0, upper_rps=0.5)
-    assert belief_in(spec, priors=(weak,)).met[2][2] < belief_in(spec).met[2][2]
 
 
 def test_a_fleet_with_very_many_measurements_is_still_believed_in() -> None:
