@@ -35,8 +35,9 @@ class PublishPlanOperator(CampaignOperator):
     The campaign's run also gets the plan as files to deploy it with, below ``deployment/``.
 
     :param planned_alias: alias that such a version gets when its plan meets the demand; empty: none.
-    :return: fleet, campaign, state, models (model -> revision), plan (workload -> engine config -> replicas), gap, regret, spend, where
-        the certificate is, and what changes against the plan in force; the outlets' events carry the same.
+    :return: fleet, campaign, state, models (model -> revision), plan (workload -> engine config -> replicas),
+        gap, regret, spend, where the certificate is, and what changes against the plan in force; the outlets'
+        events carry the same.
     """
 
     def __init__(self, *, planned_alias: str = "", **kwargs: Any) -> None:
