@@ -67,6 +67,7 @@ def fleet_plan(
     schedule: Any = None,
     pool: str = "default_pool",
     max_rounds: int = ROUNDS_MAX,
+    planned_alias: str = "",
     profile_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> DAG:
@@ -86,6 +87,8 @@ def fleet_plan(
     :param pool: Airflow pool of the measuring tasks; a point takes one slot.
     :param max_rounds: rounds that may measure at most; the trigger form may lower it, and the fleet file's
         own budget holds besides. With the default, a fleet has one spec with and without Airflow.
+    :param planned_alias: alias that a version in MLflow's model registry gets once its plan meets the demand;
+        empty: none. A deployment may act on it, as on :func:`plan_asset`.
     :param profile_args: further arguments of the measuring tasks, e.g. ``{"max_active_tis_per_dagrun": 4}``.
     :param dag_kwargs: passed on to Airflow's ``DAG``.
     """
@@ -120,7 +123,9 @@ def fleet_plan(
         one_round = _round_of(here, {"pool": pool, **(profile_args or {})})
         route = _route()
         end = {**here, "round": route["round"]}
-        publish = PublishPlanOperator(task_id="publish_plan", outlets=[plan_asset(dag_id)], **end)
+        publish = PublishPlanOperator(
+            task_id="publish_plan", outlets=[plan_asset(dag_id)], planned_alias=planned_alias, **end
+        )
         refuse = NoCertificateOperator(task_id="no_certificate", **end)
         if HAS_TASK_LOOPS:
             # One iteration more than rounds that measure: the last one only decides on what they found.

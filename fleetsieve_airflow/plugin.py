@@ -24,6 +24,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
 from fleetsieve_airflow import plugin_pages as pages
+from fleetsieve_airflow import plugin_webhook
 from fleetsieve_airflow.errors import FleetsieveError
 
 if TYPE_CHECKING:
@@ -189,7 +190,11 @@ class FleetSievePlugin(AirflowPlugin):
 
     name = "fleetsieve"
     # Airflow declares these as instance attributes.
-    fastapi_apps: list[Any] = [{"app": app, "url_prefix": PREFIX, "name": "FleetSieve"}]  # noqa: RUF012
+    fastapi_apps: list[Any] = [  # noqa: RUF012
+        {"app": app, "url_prefix": PREFIX, "name": "FleetSieve"},
+        # Apart from the pages: its callers have a signature instead of a login.
+        {"app": plugin_webhook.app, "url_prefix": plugin_webhook.PREFIX, "name": "FleetSieve webhooks"},
+    ]
     external_views: list[Any] = [  # noqa: RUF012
         {
             "name": "Fleet plans",

@@ -7,7 +7,17 @@ from typing import Any
 from fleetsieve_airflow import __version__
 
 INTEGRATION = "FleetSieve"
-OPERATOR_MODULES = ("allocate", "campaign", "decide", "fit", "profile", "publish", "rounds", "search")
+OPERATOR_MODULES = (
+    "allocate",
+    "campaign",
+    "decide",
+    "fit",
+    "profile",
+    "publish",
+    "release",
+    "rounds",
+    "search",
+)
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -43,6 +53,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": INTEGRATION,
                 "python-modules": [
                     "fleetsieve_airflow.triggers.measurement",
+                    "fleetsieve_airflow.triggers.release",
                     "fleetsieve_airflow.triggers.slurm",
                 ],
             }
@@ -63,16 +74,16 @@ def _mlflow_connection() -> dict[str, Any]:
             "relabeling": {"host": "Tracking server", "login": "Username"},
             "placeholders": {"host": "https://mlflow.example.com", "port": "443"},
         },
+        "conn-fields": {
+            "webhook_secret": _field(
+                "Webhook secret", "What this server signs its registry webhooks with.", secret=True
+            ),
+        },
     }
 
 
 def _slurm_connection() -> dict[str, Any]:
     """Return the form of a login node: the fields of an SSH connection, and where Slurm is."""
-
-    def field(label: str, description: str, *, secret: bool = False) -> dict[str, Any]:
-        schema = {"type": ["string", "null"], **({"format": "password"} if secret else {})}
-        return {"label": label, "schema": schema, "description": description}
-
     return {
         "connection-type": "slurm",
         "hook-class-name": "fleetsieve_airflow.hooks.slurm.SlurmHook",
@@ -83,18 +94,23 @@ def _slurm_connection() -> dict[str, Any]:
             "placeholders": {"host": "login.cluster.example.com", "port": "22"},
         },
         "conn-fields": {
-            "host_key": field("Host key", "Type and key of the login node, as ssh-keyscan prints them."),
-            "key_file": field("Key file", "Private key on workers and triggerers; or give the key itself."),
-            "private_key": field("Private key", "Text of a private key.", secret=True),
-            "private_key_passphrase": field("Passphrase", "Of the private key.", secret=True),
-            "transport": field("Transport", "ssh (default), or local on a worker that is the login node."),
-            "run_root": field(
+            "host_key": _field("Host key", "Type and key of the login node, as ssh-keyscan prints them."),
+            "key_file": _field("Key file", "Private key on workers and triggerers; or give the key itself."),
+            "private_key": _field("Private key", "Text of a private key.", secret=True),
+            "private_key_passphrase": _field("Passphrase", "Of the private key.", secret=True),
+            "transport": _field("Transport", "ssh (default), or local on a worker that is the login node."),
+            "run_root": _field(
                 "Run folder", "Folder that login and compute nodes share; ~/fleetsieve by default."
             ),
-            "slurm_bin": field("Slurm's commands", "Folder of sbatch, where it is not on the PATH."),
-            "setup": field("Setup", "Shell lines that run before every command, e.g. module load slurm."),
+            "slurm_bin": _field("Slurm's commands", "Folder of sbatch, where it is not on the PATH."),
+            "setup": _field("Setup", "Shell lines that run before every command, e.g. module load slurm."),
         },
     }
+
+
+def _field(label: str, description: str, *, secret: bool = False) -> dict[str, Any]:
+    schema = {"type": ["string", "null"], **({"format": "password"} if secret else {})}
+    return {"label": label, "schema": schema, "description": description}
 
 
 def _settings() -> dict[str, Any]:
@@ -104,7 +120,8 @@ def _settings() -> dict[str, Any]:
             "mlflow_conn_ids": {
                 "description": (
                     "Connections whose campaigns the page 'Fleet plans' lists, separated by commas. "
-                    "Campaign reports are read only through these connections."
+                    "Campaign reports are read only through these connections, and webhooks are taken only "
+                    "for those that have a webhook_secret in their extra."
                 ),
                 "version_added": "0.1.0",
                 "type": "string",

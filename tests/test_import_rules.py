@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "records": {"errors"},
     "evidence": {"errors", "records"},
     "serialization": RECORDS,
+    "releases": RECORDS,
     **dict.fromkeys(SPEC, RECORDS | SPEC | {"backends.base", "backends.grid"}),
     "core": RECORDS,
     "simulator": RECORDS,
@@ -36,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "deployment": RECORDS | {"serving.engine", "serving.options"},
     "backends": RECORDS | {"serving", "simulator", "hooks", "triggers"},
     "hooks": RECORDS | {"serving", "reporting"},
-    "triggers": RECORDS | {"hooks", "serving"},
+    "triggers": RECORDS | {"hooks", "releases", "serving"},
     "campaign": RECORDS | {"backends", "core"},
     "campaign_files": RECORDS | {"campaign", "reporting"},
     "links": set(),
@@ -49,16 +50,19 @@ ALLOWED: dict[str, set[str]] = {
         "deployment",
         "hooks",
         "links",
+        "releases",
         "reporting",
         "simulator",
         "triggers",
     },
     "dag": RECORDS | {"operators"},
+    "dag_release": {"operators", "releases", "triggers"},
     "cli": RECORDS
     | SPEC
     | {"backends", "campaign", "campaign_files", "core", "deployment_command", "reporting", "simulator"},
     "deployment_command": RECORDS | {"core", "deployment"},
-    "plugin": RECORDS | {"hooks", "plugin_pages", "reporting"},
+    "plugin": RECORDS | {"hooks", "plugin_pages", "plugin_webhook", "reporting"},
+    "plugin_webhook": RECORDS | {"hooks", "releases"},
     "plugin_pages": RECORDS | {"hooks", "reporting"},
     "provider_info": set(),
     "demo": RECORDS | SPEC | {"hooks", "reporting"},
@@ -75,11 +79,16 @@ FORBIDDEN: dict[str, set[str]] = {
     "serving": {"airflow", "mlflow", "paramiko"},
     "operators": {"mlflow", "paramiko", "subprocess"},
     "dag": {"mlflow", "numpy", "pandas", "pulp", "scipy"},
+    "dag_release": {"mlflow", "numpy", "pandas", "pulp", "scipy"},
+    "releases": {"airflow", "mlflow"},
 }  # fmt: skip
 #: The one reader of another project's tables, which come as Parquet and are joined before they are used.
 EXCEPTIONS = {("simulator.aic_database", "pandas")}
 #: What Airflow imports whenever it parses a DAG file or starts a server.
-PARSED = ("dag", "links", "operators", "plugin", "plugin_pages", "provider_info", "triggers")
+PARSED = (
+    "dag", "dag_release", "links", "operators", "plugin", "plugin_pages", "plugin_webhook", "provider_info",
+    "releases", "triggers",
+)  # fmt: skip
 HEAVY = {"highspy", "matplotlib", "mlflow", "numpy", "pandas", "pulp", "pyarrow", "scipy"}
 
 

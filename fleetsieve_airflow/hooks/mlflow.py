@@ -32,6 +32,7 @@ from fleetsieve_airflow.hooks.mlflow_files import find_text, read_text, write_fi
 from fleetsieve_airflow.hooks.mlflow_fleets import FleetStore
 from fleetsieve_airflow.hooks.mlflow_measurements import MeasurementStore
 from fleetsieve_airflow.hooks.mlflow_refs import CampaignRef, CampaignSummary, Claim, FleetRef
+from fleetsieve_airflow.hooks.mlflow_registry import ModelRegistry
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.reporting import layout
 from fleetsieve_airflow.serialization import from_document
@@ -99,6 +100,11 @@ class MlflowHook(BaseHook):
             server = server_of(connection) if connection else server_at(self._tracking_uri)
             self._cached_client = TrackingClient(server, retry_for_s=self._retry_for_s, log=self.log)
         return self._cached_client
+
+    @property
+    def registry(self) -> ModelRegistry:
+        """The model registry of the server."""
+        return ModelRegistry(self.client)
 
     def get_conn(self) -> MlflowClient:
         """Return MLflow's own client, for what this hook does not do.
