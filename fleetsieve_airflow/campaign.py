@@ -100,13 +100,19 @@ def verdicts_of(spec: FleetSpec, evidence: Evidence) -> dict[str, str]:
 
 
 def _measured(spec: FleetSpec, backend: Backend, decision: Decision, evidence: Evidence) -> Evidence:
-    outcomes = list(_outcomes(spec, backend, [planned.point for planned in decision.points], decision.round))
+    # Measured as planned, but remembered by key: the order that a history kept elsewhere has too.
+    measured = _outcomes(spec, backend, [planned.point for planned in decision.points], decision.round)
+    outcomes = sorted(measured, key=_key_of)
     return replace(
         evidence,
         items=evidence.items + tuple(item for item in outcomes if isinstance(item, EvidenceItem)),
         failures=evidence.failures + tuple(item for item in outcomes if isinstance(item, PointFailure)),
         rounds_done=decision.round,
     )
+
+
+def _key_of(outcome: EvidenceItem | PointFailure) -> str:
+    return outcome.key if isinstance(outcome, PointFailure) else outcome.measurement.point.key
 
 
 def _outcomes(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -77,7 +78,16 @@ def test_starting_twice_starts_once(tmp_path: Path) -> None:
         processes.stop([server.pid_file])
 
 
-def test_an_interruption_waits_until_the_pid_file_is_written(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Hear interruptions also where the tests run in the background, whose shell tells them not to."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interruption_waits_until_the_pid_file_is_written() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):
         with processes.uninterrupted():

