@@ -74,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
             help="plan for a multiple of each demand",
         )
     plan.add_argument(
+        "--prior",
+        type=Path,
+        metavar="CERTIFICATE.json",
+        help="start from what the campaign of an earlier release found; it steers, it proves nothing",
+    )
+    plan.add_argument(
         "--out", type=Path, metavar="DIR", help="write certificate, evidence, rounds and report there"
     )
     verify = commands.add_parser("verify", help="derive a certificate again from its own evidence, offline")
@@ -120,9 +126,17 @@ def _plan(arguments: argparse.Namespace) -> int:
     from fleetsieve_airflow.backends.base import backend_for
     from fleetsieve_airflow.campaign import run_campaign
     from fleetsieve_airflow.campaign_files import CampaignFolder
+    from fleetsieve_airflow.prior import origin_of, priors_for
     from fleetsieve_airflow.reporting.text import outcome_text, round_line
 
     spec = _load(arguments)
+    try:
+        priors = priors_for(spec, _certificate(arguments.prior) if arguments.prior else None)
+    except CertificateError as error:
+        raise CertificateError(f"--prior {arguments.prior}: {error}") from error
+    if priors or arguments.prior:
+        origin = origin_of(priors, arguments.prior.name if arguments.prior else "")
+        print(f"Prior: {origin}.", file=sys.stderr)
     folder = CampaignFolder(arguments.out, spec) if arguments.out else None
 
     def on_round(decision: Decision, evidence: Evidence) -> None:
@@ -130,7 +144,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         if folder:
             folder.write_round(decision, evidence)
 
-    result = run_campaign(spec, backend_for(spec), on_round=on_round)
+    result = run_campaign(spec, backend_for(spec), priors=priors, on_round=on_round)
     print(outcome_text(spec, result.decisions))
     if folder:
         folder.write_certificate(
@@ -143,13 +157,16 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from fleetsieve_airflow.core.certificate import verify_certificate
 
-    try:
-        document = json.loads(arguments.file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"It is not a readable JSON file: {error}.") from error
-    differences = verify_certificate(document)
+    differences = verify_certificate(_certificate(arguments.file))
     print("\n".join(differences) or "holds")
     return 1 if differences else 0
+
+
+def _certificate(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"It is not a readable JSON file: {error}.") from error
 
 
 if __name__ == "__main__":

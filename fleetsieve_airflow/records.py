@@ -291,6 +291,19 @@ class MeasurementSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorSettings:
+    """What may steer the first measurements; none of it proves anything unless ``certify_on`` says so.
+
+    ``simulator`` names the operator tables of simulated capacities, empty for none. ``widening`` is the share
+    by which a release is expected to move a capacity at most.
+    """
+
+    earlier_release: bool = True
+    simulator: str = ""
+    widening: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionSettings:
     """What counts as settled. ``tolerance`` is in units of fulfilment, or in GPUs for ``fewest_gpus``.
 
@@ -324,6 +337,7 @@ class FleetSpec:
     decision: DecisionSettings = field(default_factory=DecisionSettings)
     measurement: MeasurementSettings = field(default_factory=MeasurementSettings)
     budget: Budget = field(default_factory=Budget)
+    prior: PriorSettings = field(default_factory=PriorSettings)
 
     def __post_init__(self) -> None:
         for what, names in (

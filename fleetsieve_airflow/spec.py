@@ -27,13 +27,20 @@ from fleetsieve_airflow.records import (
     LatencyLimit,
     MeasurementSettings,
     Pool,
+    PriorSettings,
     Slo,
     Workload,
 )
 from fleetsieve_airflow.spec_checks import check_candidates, check_references
 from fleetsieve_airflow.spec_files import read_model, read_trace, simulated_device
 from fleetsieve_airflow.spec_problems import Problems
-from fleetsieve_airflow.spec_schema import DecisionSection, FleetFile, MeasurementSection, SloSection
+from fleetsieve_airflow.spec_schema import (
+    DecisionSection,
+    FleetFile,
+    MeasurementSection,
+    PriorSection,
+    SloSection,
+)
 from fleetsieve_airflow.spec_yaml import read_yaml
 
 #: Stands for the model's revision in its source, e.g. ``/models/chat/{revision}``.
@@ -177,6 +184,7 @@ class _Builder:
             decision=_decision(file.decision),
             measurement=measurement,
             budget=Budget(**file.budget.model_dump()),
+            prior=_prior(file.prior),
         )
         check_candidates(spec, problems)
         problems.raise_any()
@@ -284,4 +292,12 @@ def _decision(section: DecisionSection) -> DecisionSettings:
             "demand_scenarios": tuple(section.demand_scenarios),
         },
         interior_peak=section.assumptions.interior_peak,
+    )
+
+
+def _prior(section: PriorSection) -> PriorSettings:
+    return PriorSettings(
+        earlier_release=section.earlier_release,
+        simulator=section.simulator.tables if section.simulator else "",
+        widening=section.widening,
     )

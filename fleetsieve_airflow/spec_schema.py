@@ -6,9 +6,9 @@ unit and an example. What needs more than one section (unknown names, what fits 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fleetsieve_airflow.records import (
     LATENCY_METRICS,
@@ -292,6 +292,33 @@ class MeasurementSection(Section):
     options: Options = Field(default={}, description="Give the backend's own options as a mapping.")
 
 
+class SimulatorSection(Section):
+    """Where simulated capacities come from."""
+
+    tables: Literal["roofline", "aiconfigurator"] = Field(
+        default="roofline", description="Write roofline or aiconfigurator."
+    )
+
+
+def _switched(value: Any) -> Any:
+    """Let true stand for a section with nothing but defaults, and false for none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+class PriorSection(Section):
+    """What may steer the first measurements."""
+
+    earlier_release: bool = Field(
+        default=True, description="Write true to start from the earlier release's campaign, else false."
+    )
+    simulator: Annotated[SimulatorSection | None, BeforeValidator(_switched)] = Field(
+        default=None, description="Write false, true, or a mapping, e.g. {tables: roofline}."
+    )
+    widening: Spread = Field(
+        default=0.15, description="Give how far a release may move a capacity, e.g. 0.15 for 15 %."
+    )
+
+
 class BudgetSection(Section):
     """What a campaign may spend at most."""
 
@@ -318,4 +345,5 @@ class FleetFile(Section):
     )
     decision: DecisionSection = Field(default=DecisionSection(), description="Give a mapping.")
     measurement: MeasurementSection = Field(default=MeasurementSection(), description="Give a mapping.")
+    prior: PriorSection = Field(default=PriorSection(), description="Give a mapping.")
     budget: BudgetSection = Field(default=BudgetSection(), description="Give a mapping.")

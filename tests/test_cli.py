@@ -149,6 +149,46 @@ class TestPlan:
         assert "round 1" not in printed.err
 
 
+class TestPrior:
+    """An earlier release's certificate steers the campaign of the next."""
+
+    @pytest.fixture
+    def released(self, tmp_path: Path) -> Path:
+        file = tmp_path / "fleet.yaml"
+        file.write_text(PAPER_FLEET.read_text().replace("revision: fp8-2026-08", "revision: next"))
+        return file
+
+    def test_it_makes_the_next_campaign_cheaper_and_its_certificate_holds(
+        self, planned: Path, released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, before = tmp_path / "out", str(planned / "certificate.json")
+        assert main(["plan", str(released), "--prior", before, "--out", str(out)]) == 0
+        assert "Prior: earlier release (certificate.json): " in capsys.readouterr().err
+        assert main(["verify", str(out / "certificate.json")]) == 0
+        spent = [
+            json.loads((folder / "certificate.json").read_text())["spend"]["gpu_seconds_window"]
+            for folder in (planned, out)
+        ]
+        assert spent[1] < spent[0]
+
+    def test_the_same_release_has_nothing_to_believe(
+        self, planned: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["plan", FLEET, "--prior", str(planned / "certificate.json")]) == 0
+        assert "Prior: none." in capsys.readouterr().err
+
+    @pytest.mark.parametrize("text", ["", "{}"])
+    def test_what_is_no_certificate_is_bad_input(
+        self, released: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "prior.json").write_text(text)
+        assert main(["plan", str(released), "--prior", str(tmp_path / "prior.json")]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "prior.json" in printed.err
+        assert "certificate" in printed.err or "not a readable JSON file" in printed.err
+
+
 class TestVerify:
     def test_a_certificate_that_was_just_issued_holds(
         self, planned: Path, capsys: pytest.CaptureFixture[str]

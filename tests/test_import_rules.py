@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": RECORDS | {"serving", "reporting"},
     "triggers": RECORDS | {"hooks", "releases", "serving"},
     "campaign": RECORDS | {"backends", "core"},
+    "prior": RECORDS | {"backends", "core", "simulator"},
     "campaign_files": RECORDS | {"campaign", "reporting"},
     "links": set(),
     "operators": RECORDS
@@ -50,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "deployment",
         "hooks",
         "links",
+        "prior",
         "releases",
         "reporting",
         "simulator",
@@ -59,7 +61,16 @@ ALLOWED: dict[str, set[str]] = {
     "dag_release": {"operators", "releases", "triggers"},
     "cli": RECORDS
     | SPEC
-    | {"backends", "campaign", "campaign_files", "core", "deployment_command", "reporting", "simulator"},
+    | {
+        "backends",
+        "campaign",
+        "campaign_files",
+        "core",
+        "deployment_command",
+        "prior",
+        "reporting",
+        "simulator",
+    },
     "deployment_command": RECORDS | {"core", "deployment"},
     "plugin": RECORDS | {"hooks", "plugin_pages", "plugin_webhook", "reporting"},
     "plugin_webhook": RECORDS | {"hooks", "releases"},

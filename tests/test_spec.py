@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from fleetsieve_airflow.errors import GridError, SpecError
-from fleetsieve_airflow.records import ROUNDS_MAX, FleetSpec
+from fleetsieve_airflow.records import ROUNDS_MAX, FleetSpec, PriorSettings
 from fleetsieve_airflow.serialization import points_of, spec_digest
 from fleetsieve_airflow.spec import load_spec, parse_spec
 from fleetsieve_airflow.spec_schema import FleetFile
@@ -555,6 +555,34 @@ class TestABadYamlFile:
 def test_a_fleet_without_a_limit_of_rounds_still_ends_and_null_takes_the_limit_away() -> None:
     assert parse_spec(FLEET).budget.rounds == ROUNDS_MAX
     assert parse_spec({**FLEET, "budget": {"rounds": None}}).budget.rounds is None
+
+
+class TestPrior:
+    """What may steer the first measurements."""
+
+    def test_by_default_an_earlier_release_steers_and_a_simulator_does_not(self) -> None:
+        assert parse_spec(fleet()).prior == PriorSettings(earlier_release=True, simulator="", widening=0.15)
+
+    @pytest.mark.parametrize(
+        ("said", "tables"),
+        [(False, ""), (True, "roofline"), ({}, "roofline"), ({"tables": "aiconfigurator"}, "aiconfigurator")],
+    )
+    def test_the_simulator_is_switched_on_or_named(self, said: Any, tables: str) -> None:
+        assert parse_spec(fleet("prior.simulator", said)).prior.simulator == tables
+
+    @pytest.mark.parametrize(
+        ("path", "value", "start"),
+        [
+            ("prior.simulator", "yes", "prior.simulator: must be a mapping"),
+            ("prior.simulator", {"tables": "mine"}, "prior.simulator.tables: must be 'roofline' or"),
+            ("prior.earlier_release", "r1", "prior.earlier_release: must be true or false"),
+            ("prior.widening", 1.0, "prior.widening: must be below 1"),
+            ("prior.earlier", True, "prior.earlier: is not a known key"),
+        ],
+    )
+    def test_anything_else_is_refused(self, path: str, value: Any, start: str) -> None:
+        (line,) = errors_of(fleet(path, value))
+        assert line.startswith(start)
 
 
 class TestRevisions:

@@ -45,6 +45,8 @@ from fleetsieve_airflow.records import Candidate
 
 #: A shift of the capacity by an e-fold moves ln(tail / limit) by at least this much.
 LEAST_SLOPE = 1.0
+NEAR, FAR_NOISE = 0.3, 0.7
+TEMPER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +152,14 @@ def _predict(
         rows = replace(rows, load=log_loads - guess, candidate=np.repeat(own, counts))
         process = _Process(kernel, rows, _line(kernel, rows, 0.0), margins, age)
         mean, sd, likelihood = _posterior(process, counts, hypothesis.shift, total)
-        return ndtr(-mean / sd), log_loads[:total], score + likelihood
+        return ndtr(-mean / sd), log_loads[:total], score + TEMPER * likelihood
     rates, anchor = anchored_rates(rows, log_loads, guess, every)
     rows = replace(rows, candidate=np.repeat(own, counts))
     process = _Process(CLOSED_MARGIN, rows, _line(CLOSED_MARGIN, rows, EASIEST_MARGIN), margins, age)
     mean, sd, likelihood = _posterior(process, counts, hypothesis.shift, total)
     process = _Process(CLOSED_RATE, rows, _line(CLOSED_RATE, rows, 0.0), rates, age)
     log_rate, _, more = _posterior(process, counts, hypothesis.shift, total)
-    return ndtr(-mean / sd), (anchor + log_loads)[:total] + log_rate, score + likelihood + more
+    return ndtr(-mean / sd), (anchor + log_loads)[:total] + log_rate, score + TEMPER * (likelihood + more)
 
 
 def _middle(prior: PriorCapacity) -> float:
@@ -261,10 +263,18 @@ def _given(process: _Process, known: Indices, between: Between, variance: Array)
     off = process.values - process.mean
     for members, given in conditioning(process.rows, known):
         cross = between(members, given)
-        factor = cho_factor(between(given, given) + process.kernel.noise**2 * np.eye(len(given)), lower=True)
+        factor = cho_factor(between(given, given) + np.diag(_noise(process, given)), lower=True)
         mean[members] = process.mean[members] + cross @ cho_solve(factor, off[given])
         spread[members] -= np.einsum("rk,kr->r", cross, cho_solve(factor, cross.T))
     return mean, np.sqrt(np.maximum(spread, 0.0) + process.kernel.noise**2)
+
+
+def _noise(process: _Process, known: Indices) -> Array:
+    """Return the variance of each value's noise: how far off a limit is, is the less certain the further."""
+    if process.kernel.slope_load < 0.0:
+        return np.full(len(known), process.kernel.noise**2)
+    beyond = np.maximum(np.abs(process.values[known]) - NEAR, 0.0)
+    return process.kernel.noise**2 + (FAR_NOISE * beyond) ** 2
 
 
 def _likelihood(process: _Process, known: Indices, between: Between) -> float:
@@ -286,9 +296,7 @@ def _sample(rows: Indices, most: int) -> Indices:
 def _log_density(process: _Process, known: Indices, between: Between) -> float:
     if not len(known):
         return 0.0
-    factor, lower = cho_factor(
-        between(known, known) + process.kernel.noise**2 * np.eye(len(known)), lower=True
-    )
+    factor, lower = cho_factor(between(known, known) + np.diag(_noise(process, known)), lower=True)
     off = process.values[known] - process.mean[known]
     return float(
         -0.5 * off @ cho_solve((factor, lower), off)

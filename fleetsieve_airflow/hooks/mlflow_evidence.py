@@ -19,6 +19,7 @@ from fleetsieve_airflow.evidence import Evidence, EvidenceItem, Measurement, Mea
 from fleetsieve_airflow.hooks.claims import is_usable
 from fleetsieve_airflow.hooks.mlflow_client import TrackingClient
 from fleetsieve_airflow.hooks.mlflow_files import read_text
+from fleetsieve_airflow.hooks.mlflow_priors import read_priors
 from fleetsieve_airflow.hooks.mlflow_refs import CampaignRef
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.reporting import layout
@@ -95,7 +96,10 @@ class EvidenceReader:
         ordered = sorted((rank[0], key, run) for key, (rank, run) in known.items())
         items = tuple(self._item(run, points[key], number, campaign) for number, key, run in ordered)
         return Evidence(
-            items=items, failures=tuple(self._failures(campaign, rounds_done)), rounds_done=rounds_done
+            items=items,
+            failures=tuple(self._failures(campaign, rounds_done)),
+            priors=read_priors(self._client, campaign) or (),
+            rounds_done=rounds_done,
         )
 
     def measurement(self, run: Run) -> Measurement:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetsieve_airflow.errors import SpecError
 from fleetsieve_airflow.operators.base import TrackingOperator, airflow_facts, no_use_retrying
+from fleetsieve_airflow.operators.priors import settle_priors
 from fleetsieve_airflow.records import FleetSpec
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class OpenCampaignOperator(TrackingOperator):
                 spec_text=path.read_text(encoding="utf-8"),
                 airflow=airflow_facts(context),
             )
+            if origin := settle_priors(hook, campaign, spec):
+                self.log.info("The first measurements are steered by: %s", origin)
         self.mlflow_run_url = hook.campaign_url(campaign)
         self.log.info("Campaign %s of fleet %s: %s", campaign.campaign_id, spec.fleet, self.mlflow_run_url)
         return asdict(campaign)

@@ -61,6 +61,7 @@ TAG_ROUNDS_DONE = "fleetsieve.rounds_done"
 TAG_TRIGGER = "fleetsieve.trigger"
 TAG_CERTIFICATE_SHA256 = "fleetsieve.certificate_sha256"
 TAG_STOPPED = "fleetsieve.stopped"
+TAG_PRIOR = "fleetsieve.prior"
 TAG_REUSE_MAX_AGE_S = "fleetsieve.reuse_max_age_s"
 # Of a measurement: one point.
 TAG_KEY = "fleetsieve.key"
@@ -91,6 +92,7 @@ SPEC_FILE = "spec.json"
 SPEC_TEXT_FILE = "spec.yaml"
 REPORT_FILE = "report.html"
 CERTIFICATE_FILE = "certificate.json"
+PRIOR_FILE = "prior.json"
 MEASUREMENT_FILE = "measurement.json"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\- ]*")

@@ -6,13 +6,18 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from fleetsieve_airflow.backends.replay import ReplayBackend
+from fleetsieve_airflow.campaign import run_campaign
+from fleetsieve_airflow.core.earlier import prior_of
 from fleetsieve_airflow.hooks.mlflow import CampaignRef, MlflowHook
+from fleetsieve_airflow.hooks.mlflow_priors import read_priors
 from fleetsieve_airflow.operators.campaign import OpenCampaignOperator, campaign_name, limit_rounds
+from fleetsieve_airflow.operators.priors import settle_priors
 from fleetsieve_airflow.spec import load_spec
 from tests.builders import PAPER_FLEET, make_spec
 from tests.fakes import FAKE, fake_backend, make_context
 
-FLEET = "chat-and-code-h100"
+FLEET, MODEL = "chat-and-code-h100", "open-weight-31b"
 
 
 @pytest.fixture
@@ -116,3 +121,65 @@ def test_characters_that_a_run_id_cannot_hold_are_replaced() -> None:
 @pytest.mark.parametrize(("given", "own", "rounds"), [(7, None, 7), (7, 3, 3), (7, 9, 7), (None, 9, 9)])
 def test_the_tighter_limit_of_rounds_holds(given: int | None, own: int | None, rounds: int) -> None:
     assert limit_rounds(make_spec(budget={"rounds": own}), given).budget.rounds == rounds
+
+
+class TestPrior:
+    """A new release is planned with what the campaign of the release before found."""
+
+    @pytest.fixture
+    def certified(self, hook: MlflowHook, folder: Path) -> CampaignRef:
+        """A certified campaign of the first release."""
+        spec = load_spec(folder / "a.yaml")
+        campaign = CampaignRef(**open_campaign(folder, campaign_id="first"))
+        result = run_campaign(hook.load_spec(campaign), ReplayBackend(), campaign_id="first")
+        assert hook.load_spec(campaign) == spec
+        hook.finish_campaign(campaign, result.certificate, result.decision.state)
+        return campaign
+
+    def test_the_first_release_starts_from_nothing_and_says_so(self, hook: MlflowHook, folder: Path) -> None:
+        campaign = CampaignRef(**open_campaign(folder))
+        assert read_priors(hook.client, campaign) == ()
+        assert hook.get_conn().get_run(campaign.run_id).data.tags["fleetsieve.prior"] == "none"
+
+    def test_a_new_revision_starts_from_the_certified_campaign_of_the_one_before(
+        self, hook: MlflowHook, folder: Path, certified: CampaignRef
+    ) -> None:
+        campaign = CampaignRef(**open_campaign(folder, revisions={MODEL: "r2"}))
+        spec = hook.load_spec(campaign)
+        evidence = hook.load_evidence(spec, campaign)
+        assert evidence.items == ()  # nothing of another revision is reused
+        assert evidence.priors == prior_of(spec, hook.load_certificate(certified))
+        assert evidence.priors
+        tag = hook.get_conn().get_run(campaign.run_id).data.tags["fleetsieve.prior"]
+        assert tag == f"earlier release (first): {len(evidence.priors)} candidates"
+
+    def test_a_retried_task_finds_what_was_settled(
+        self, hook: MlflowHook, folder: Path, certified: CampaignRef
+    ) -> None:
+        campaign = CampaignRef(**open_campaign(folder, revisions={MODEL: "r2"}))
+        before = read_priors(hook.client, campaign)
+        hook.get_conn().set_tag(certified.run_id, "fleetsieve.verdict", "undetermined")
+        assert CampaignRef(**open_campaign(folder, revisions={MODEL: "r2"})) == campaign
+        assert read_priors(hook.client, campaign) == before
+
+    def test_the_same_revision_reuses_and_believes_nothing(
+        self, hook: MlflowHook, folder: Path, certified: CampaignRef
+    ) -> None:
+        assert read_priors(hook.client, CampaignRef(**open_campaign(folder, campaign_id="again"))) == ()
+
+    def test_a_fleet_file_may_leave_the_earlier_release_out(
+        self, hook: MlflowHook, folder: Path, certified: CampaignRef
+    ) -> None:
+        text = (folder / "a.yaml").read_text()
+        (folder / "a.yaml").write_text(text.replace("earlier_release: true", "earlier_release: false"))
+        campaign = CampaignRef(**open_campaign(folder, revisions={MODEL: "r2"}))
+        assert read_priors(hook.client, campaign) == ()
+
+    def test_a_campaign_that_has_begun_without_a_prior_goes_on_without(
+        self, hook: MlflowHook, folder: Path, certified: CampaignRef
+    ) -> None:
+        spec = load_spec(folder / "a.yaml", revisions={MODEL: "r2"})
+        campaign = hook.open_campaign(spec, "old")
+        hook.get_conn().set_tag(campaign.run_id, "fleetsieve.rounds_done", "1")
+        assert settle_priors(hook, campaign, spec) == ""
+        assert read_priors(hook.client, campaign) is None
