@@ -148,7 +148,7 @@ def reference() -> str:
     parts = [
         "# Reference",
         "",
-        "Written by `make docs-reference` from the docstrings. What Airflow's own base classes take besides is",
+        "Written by `make docs-reference` from the docstrings. What Airflow's own base classes take is",
         "not repeated; *templated* parameters may hold Jinja.",
     ]
     for chapter, (patterns, names) in CHAPTERS.items():
