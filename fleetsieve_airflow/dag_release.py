@@ -29,7 +29,11 @@ Trigger it by hand to look for releases of the last day that have no campaign ye
 def release_asset(
     mlflow_conn_id: str = "mlflow_default", alias: str = "production", watchers: Sequence[AssetWatcher] = ()
 ) -> Asset:
-    """Return the asset whose events are the releases of an alias: recorded by the watcher and the webhook."""
+    """Return the asset whose events are the releases of an alias: recorded by the watcher and the webhook.
+
+    Schedule a DAG of your own on ``Asset.ref(uri=release_asset().uri)``: Airflow stops watching an asset when
+    another DAG defines it without watchers.
+    """
     name, uri = asset_names(mlflow_conn_id, alias)
     return Asset(name=name, uri=uri, watchers=list(watchers))
 
@@ -46,7 +50,7 @@ def replan_on_release(
     poll_s: float = POLL_S,
     **dag_kwargs: Any,
 ) -> DAG:
-    """Build the DAG that plans fleets anew when a model is released.
+    """Build the DAG that plans fleets anew when a model is released; one for each alias of an MLflow server.
 
     A whole DAG file::
 
