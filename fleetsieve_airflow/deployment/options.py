@@ -71,7 +71,9 @@ class ExportOptions:
         if self.image:
             repository, _, tag = self.image.rpartition(":")
             return repository, tag
-        return IMAGE, f"v{(kind.config.engine_version or DEFAULT_VERSION).removeprefix('v')}"
+        # A tag cannot hold the part of a version that says how it was built, as in 0.32.0+cu128
+        version = kind.config.engine_version.partition("+")[0].removeprefix("v")
+        return IMAGE, f"v{version or DEFAULT_VERSION}"
 
 
 def require_deployable(plan: FleetPlan, options: ExportOptions) -> None:

@@ -35,6 +35,8 @@ def test_an_option_that_kubernetes_would_refuse_later_is_refused_now(field: str,
 def test_the_image_is_that_of_the_option_else_of_the_measured_version_else_a_tested_one() -> None:
     known, unknown = make_kind(config={"engine_version": "0.31.1"}), make_kind()
     assert ExportOptions().image_of(known) == ("vllm/vllm-openai", "v0.31.1")
+    built = make_kind(config={"engine_version": "v0.31.1+cu128"})
+    assert ExportOptions().image_of(built) == ("vllm/vllm-openai", "v0.31.1")
     assert ExportOptions().image_of(unknown) == ("vllm/vllm-openai", "v0.32.0")
     assert ExportOptions(image="registry:5000/vllm:v1").image_of(known) == ("registry:5000/vllm", "v1")
 
