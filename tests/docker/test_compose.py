@@ -225,6 +225,9 @@ class TestDockerfiles:
         assert mlflow
         assert f"FROM apache/airflow:{airflow[1]}-python3.11\n" in (DOCKER / "airflow.Dockerfile").read_text()
         assert f"mlflow=={mlflow[1]} " in (DOCKER / "mlflow.Dockerfile").read_text()
+        added = re.search(r"\^\((.+)\)==", (DOCKER / "airflow.Dockerfile").read_text())
+        assert added
+        assert [name for name in added[1].split("|") if f"\n{name}==" not in pins] == []
         images = {service["image"] for service in written()["services"].values()}
         assert {f"fleetsieve/airflow:{airflow[1]}", f"fleetsieve/mlflow:{mlflow[1]}"} <= images
 
