@@ -11,16 +11,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Asset, AssetWatcher
 
-from fleetsieve_airflow.operators.release import FindReleasedFleetsOperator
+from fleetsieve_airflow.operators.release import PlanReleasedFleetsOperator
 from fleetsieve_airflow.releases import asset_names
 from fleetsieve_airflow.triggers.release import POLL_S, MlflowAliasTrigger
 
 DOC = """\
 Starts a campaign for every fleet file that serves a model whose alias was moved in MLflow. A campaign that
-exists already is skipped: each release is planned once, however often it is told.
+exists already is not started again: each release is planned once, however often it is told.
 
 Trigger it by hand to look for releases of the last day that have no campaign yet.
 """
@@ -87,16 +86,11 @@ def replan_on_release(
     with DAG(dag_id=dag_id, schedule=[asset], **settings) as dag:
         # Airflow takes the file that calls DAG(...) for the DAG file, which would be this module.
         dag.fileloc = str(file)
-        found = FindReleasedFleetsOperator(
-            task_id="find_fleets", asset=asset, fleet_folder=str(folder), relative_to=str(root)
+        PlanReleasedFleetsOperator(
+            task_id="plan_fleets",
+            asset=asset,
+            fleet_folder=str(folder),
+            plan_dag_id=plan_dag_id,
+            relative_to=str(root),
         )
-        TriggerDagRunOperator.partial(
-            task_id="plan_fleet",
-            trigger_dag_id=plan_dag_id,
-            logical_date=None,
-            # The same release may be told by the watcher, by the webhook, and by both again.
-            skip_when_already_exists=True,
-            map_index_template="{{ task.conf['fleet'] }}",
-            note="a model of this fleet was released",
-        ).expand_kwargs(found.output)
     return dag

@@ -1,4 +1,4 @@
-"""Find the fleets that a released model concerns, and the campaigns that plan them anew."""
+"""Find the fleets that a released model concerns, and start the campaigns that plan them anew."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 
 from fleetsieve_airflow.errors import SpecError
 from fleetsieve_airflow.releases import (
@@ -31,8 +32,8 @@ LOOK_BACK = timedelta(days=1)
 HISTORY = 1000
 
 
-class FindReleasedFleetsOperator(BaseOperator):
-    """Return one campaign for every fleet file that serves a model which was just released.
+class PlanReleasedFleetsOperator(BaseOperator):
+    """Start one campaign for every fleet file that serves a model which was just released.
 
     Airflow may start one run for several events, and may forget to name one that arrives while it starts
     that run. So this reads the asset's own history: every release of the last day counts, whichever run it
@@ -42,37 +43,70 @@ class FindReleasedFleetsOperator(BaseOperator):
     A fleet is planned at the last released version of each of its models, in one campaign: two models
     released together are one plan. What was never released through the alias stays at the file's revision.
 
+    All in one task: on a busy Airflow every further task between a release and its plan takes seconds.
+
     Example::
 
-        FindReleasedFleetsOperator(task_id="find_fleets", asset=release_asset(), fleet_folder="/dags/fleets")
+        PlanReleasedFleetsOperator(
+            task_id="plan_fleets",
+            asset=release_asset(),
+            fleet_folder="/opt/airflow/dags/fleets",
+            plan_dag_id="fleet_plan",
+        )
 
     :param asset: the asset whose events are releases.
     :param fleet_folder: folder whose fleet files, at any depth, are looked at.
+    :param plan_dag_id: the DAG made with ``fleet_plan`` that plans them.
     :param relative_to: folder that the planning DAG names fleet files from; by default ``fleet_folder``.
-    :return: for each campaign the run id and the conf of the DAG that plans.
+    :return: run ids of the campaigns that were started; with none, the task is skipped.
     """
 
-    def __init__(self, *, asset: Asset, fleet_folder: str, relative_to: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, *, asset: Asset, fleet_folder: str, plan_dag_id: str, relative_to: str = "", **kwargs: Any
+    ) -> None:
         super().__init__(inlets=[asset], **kwargs)
         self.asset = asset
         self.fleet_folder = fleet_folder
+        self.plan_dag_id = plan_dag_id
         self.relative_to = relative_to or fleet_folder
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Read events, read fleet files, bring them together."""
+    def execute(self, context: Context) -> list[str]:
+        """Read events, read fleet files, start what they ask for together."""
         since = datetime.now(UTC) - LOOK_BACK
         triggering = context["triggering_asset_events"]
         told = list(triggering[self.asset]) if self.asset in triggering else []
         history = list(context["inlet_events"][self.asset].ascending(False).limit(HISTORY))
         due = {release.model for release in _releases([*told, *(e for e in history if e.timestamp >= since)])}
         in_force = versions_in_force(_releases([*history, *told]))
-        campaigns = list(self._campaigns(due, in_force))
-        if not campaigns:
-            self.log.info("No fleet file below %s serves %s.", self.fleet_folder, _listed(due))
-        for campaign in campaigns:
-            conf = campaign["conf"]
-            self.log.info("%s: %s, %s", conf["fleet"], conf["reason"], campaign["trigger_run_id"])
-        return campaigns
+        started = []
+        for conf in self._campaigns(due, in_force):
+            # As every round's, so that the rounds of a campaign are found together.
+            run_id = f"{conf['campaign_id']}__r01"
+            is_new = self.start(run_id, conf)
+            words = "started" if is_new else "is there already"
+            self.log.info("%s, %s: %s %s", conf["fleet"], conf["reason"], run_id, words)
+            started += [run_id] if is_new else []
+        if not started:
+            raise AirflowSkipException(
+                f"No campaign to start: no fleet file below {self.fleet_folder} serves {_listed(due)} "
+                "at a version that is not planned already."
+            )
+        return started
+
+    def start(self, run_id: str, conf: Mapping[str, Any]) -> bool:
+        """Start a run of the planning DAG, as ``TriggerDagRunOperator`` does for the one that it can start.
+
+        :return: whether there was none of that id before.
+        """
+        from airflow.sdk.exceptions import ErrorType
+        from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
+        from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+        note = "A model of this fleet was released."
+        answer = SUPERVISOR_COMMS.send(
+            TriggerDagRun(dag_id=self.plan_dag_id, run_id=run_id, conf=dict(conf), note=note)
+        )
+        return not (isinstance(answer, ErrorResponse) and answer.error == ErrorType.DAGRUN_ALREADY_EXISTS)
 
     def _campaigns(self, due: set[str], in_force: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         folder = Path(self.fleet_folder)
@@ -87,17 +121,13 @@ class FindReleasedFleetsOperator(BaseOperator):
             campaign_id = campaign_id_of(path.relative_to(folder).as_posix(), versions)
             words = " and ".join(f"{name} {revision_of(versions[name])}" for name in concerned)
             yield {
-                # As every round's, so that the rounds of a campaign are found together.
-                "trigger_run_id": f"{campaign_id}__r01",
-                "conf": {
-                    "fleet": path.relative_to(self.relative_to).as_posix(),
-                    "campaign_id": campaign_id,
-                    "reason": f"release {words}"[:REASON_LENGTH],
-                    "revisions": {
-                        model: revision_of(versions[name])
-                        for model, name in sorted(served.items())
-                        if name in versions
-                    },
+                "fleet": path.relative_to(self.relative_to).as_posix(),
+                "campaign_id": campaign_id,
+                "reason": f"release {words}"[:REASON_LENGTH],
+                "revisions": {
+                    model: revision_of(versions[name])
+                    for model, name in sorted(served.items())
+                    if name in versions
                 },
             }
 

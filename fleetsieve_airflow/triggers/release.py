@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks: with the scheduler's own few, a campaign runs well within a minute.
 POLL_S = 15.0
+#: Seconds in which an event gets from the trigger to Airflow's database; it takes about one.
+ARRIVAL_S = 5.0
 
 
 class MlflowAliasTrigger(BaseEventTrigger):
@@ -77,9 +79,11 @@ class MlflowAliasTrigger(BaseEventTrigger):
                 release = self._release(model, seen.versions[model], before.versions.get(model))
                 self.log.info("Alias %s of model %s names version %s now", *_words(release))
                 yield TriggerEvent(release.as_event())  # type: ignore[no-untyped-call]
-            await asyncio.sleep(self.poll_s)
+            arrival_s = min(ARRIVAL_S, self.poll_s)
+            await asyncio.sleep(arrival_s)
             if moved:
                 await self._remember(seen)
+            await asyncio.sleep(self.poll_s - arrival_s)
 
     def _release(self, model: str, version: str, previous: str | None) -> Release:
         return Release(

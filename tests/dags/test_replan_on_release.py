@@ -58,14 +58,12 @@ def tell(model: str, version: str, delivery_id: str) -> dict[str, Any]:
     return record("mlflow_default", Release(model=model, version=version, alias="production"), delivery_id)
 
 
-def run(folder: Path) -> dict[str, list[str]]:
-    """Run the DAG once; the states of its tasks."""
+def run(folder: Path) -> str:
+    """Run the DAG once; the state of its task."""
     ended = load(folder).test()
     assert str(ended.state) == "success"
-    states: dict[str, list[str]] = {}
-    for instance in ended.get_task_instances():
-        states.setdefault(instance.task_id, []).append(str(instance.state))
-    return states
+    (instance,) = ended.get_task_instances()
+    return str(instance.state)
 
 
 def planned() -> dict[str, dict[str, Any]]:
@@ -83,10 +81,10 @@ def planned() -> dict[str, dict[str, Any]]:
 def released(dags_folder: Path, hook: MlflowHook) -> Path:
     """A release that was told and planned for; the folder of the DAGs."""
     # The first run writes the DAG and its asset to the database; there is nothing to plan for yet.
-    assert run(dags_folder) == {"find_fleets": ["success"], "plan_fleet": ["skipped"]}
+    assert run(dags_folder) == "skipped"
     assert tell(MODEL, "2", "d1") == {"status": "recorded"}
     assert tell("of-no-fleet", "9", "d2") == {"status": "recorded"}
-    assert run(dags_folder)["plan_fleet"] == ["success"]
+    assert run(dags_folder) == "success"
     return dags_folder
 
 
@@ -107,9 +105,9 @@ def test_the_shipped_dag_watches_the_alias_and_looks_below_fleets(dags_folder: P
     assert asset == release_asset("mlflow_default", "production", asset.watchers)
     (watcher,) = asset.watchers
     assert watcher.trigger.serialize() == MlflowAliasTrigger(alias="production").serialize()
-    find = dag.get_task("find_fleets")
-    assert (find.fleet_folder, find.relative_to) == (str(dags_folder / "fleets"), str(dags_folder))
-    assert dag.get_task("plan_fleet").partial_kwargs["trigger_dag_id"] == "fleet_plan"
+    plan = dag.get_task("plan_fleets")
+    assert (plan.fleet_folder, plan.relative_to) == (str(dags_folder / "fleets"), str(dags_folder))
+    assert plan.plan_dag_id == "fleet_plan"
 
 
 def test_where_only_the_webhook_tells_nothing_is_watched_and_a_folder_elsewhere_names_its_own_files(
@@ -120,8 +118,8 @@ def test_where_only_the_webhook_tells_nothing_is_watched_and_a_folder_elsewhere_
     )
     (asset,) = dag.timetable.asset_condition.objects
     assert (asset.uri, asset.watchers) == ("fleetsieve://release/ml/live", [])
-    find = dag.get_task("find_fleets")
-    assert (find.fleet_folder, find.relative_to) == (str(tmp_path), str(tmp_path))
+    plan = dag.get_task("plan_fleets")
+    assert (plan.fleet_folder, plan.relative_to) == (str(tmp_path), str(tmp_path))
     assert (dag.tags, dag.fileloc) == ({"eu"}, __file__)
 
 
@@ -139,7 +137,7 @@ def test_a_release_starts_one_campaign_of_each_fleet_that_serves_the_model(relea
 def test_the_same_release_told_again_starts_nothing(released: Path) -> None:
     assert tell(MODEL, "2", "d1") == {"status": "already"}
     assert tell(MODEL, "2", "d3") == {"status": "recorded"}
-    assert run(released)["plan_fleet"] == ["skipped"]
+    assert run(released) == "skipped"
     assert list(planned()) == [f"{CAMPAIGN}__r01"]
 
 

@@ -1,18 +1,34 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowSkipException
 
 from fleetsieve_airflow.dag_release import release_asset
-from fleetsieve_airflow.operators.release import HISTORY, FindReleasedFleetsOperator
+from fleetsieve_airflow.operators.release import HISTORY, PlanReleasedFleetsOperator
 from fleetsieve_airflow.releases import Release
 
 ASSET = release_asset()
+
+
+class Planning(PlanReleasedFleetsOperator):
+    """The task with an Airflow of the test's, which knows some runs already."""
+
+    def __init__(self, *, there: Sequence[str] = (), **fields: Any) -> None:
+        super().__init__(task_id="plan", asset=ASSET, plan_dag_id="fleet_plan", **fields)
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.there = there
+
+    def start(self, run_id: str, conf: Mapping[str, Any]) -> bool:
+        if run_id in self.there or run_id in self.runs:
+            return False
+        self.runs[run_id] = dict(conf)
+        return True
 
 
 class Events(list[Any]):
@@ -55,16 +71,22 @@ def found(
     folder: Path, *, triggering: list[SimpleNamespace] | None = None, history: Sequence[SimpleNamespace] = ()
 ) -> dict[str, dict[str, Any]]:
     """Run the task; the confs by fleet file."""
-    operator = FindReleasedFleetsOperator(
-        task_id="find", asset=ASSET, fleet_folder=str(folder), relative_to=str(folder.parent)
-    )
-    context = {
-        "triggering_asset_events": {} if triggering is None else {ASSET: triggering},
+    operator = Planning(fleet_folder=str(folder), relative_to=str(folder.parent))
+    try:
+        started = operator.execute(context_of(triggering, history))
+    except AirflowSkipException:
+        started = []
+    assert started == list(operator.runs)
+    assert all(run_id == f"{conf['campaign_id']}__r01" for run_id, conf in operator.runs.items())
+    return {conf["fleet"]: conf for conf in operator.runs.values()}
+
+
+def context_of(triggering: Sequence[Any] | None, history: Sequence[Any] = ()) -> Any:
+    """What Airflow gives a running task."""
+    return {
+        "triggering_asset_events": {} if triggering is None else {ASSET: list(triggering)},
         "inlet_events": {ASSET: Events(history)},
     }
-    campaigns = operator.execute(context)
-    assert all(item["trigger_run_id"] == f"{item['conf']['campaign_id']}__r01" for item in campaigns)
-    return {item["conf"]["fleet"]: item["conf"] for item in campaigns}
 
 
 def test_every_fleet_that_serves_the_model_gets_a_campaign_at_the_new_revision(folder: Path) -> None:
@@ -149,10 +171,18 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_being_planned(
 
 
 def test_a_folder_of_its_own_is_where_files_are_named_from(folder: Path) -> None:
-    operator = FindReleasedFleetsOperator(task_id="find", asset=ASSET, fleet_folder=str(folder / "eu"))
-    context = {
-        "triggering_asset_events": {ASSET: [event("chat", "7")]},
-        "inlet_events": {ASSET: Events()},
-    }
-    (campaign,) = operator.execute(context)
-    assert campaign["conf"]["fleet"] == "b.yml"
+    operator = Planning(fleet_folder=str(folder / "eu"))
+    operator.execute(context_of([event("chat", "7")]))
+    assert [conf["fleet"] for conf in operator.runs.values()] == ["b.yml"]
+
+
+def test_a_campaign_that_is_there_is_not_started_again_and_the_others_are(folder: Path) -> None:
+    operator = Planning(fleet_folder=str(folder), there=["release-a-chat-v7__r01"])
+    (started,) = operator.execute(context_of([event("chat", "7")]))
+    assert started.startswith("release-eu-b-")
+
+
+def test_with_nothing_to_start_the_task_is_skipped_and_says_why(folder: Path) -> None:
+    operator = Planning(fleet_folder=str(folder), there=["release-c-rank-v2__r01"])
+    with pytest.raises(AirflowSkipException, match="serves rank at a version that is not planned already"):
+        operator.execute(context_of([event("rank", "2")]))
