@@ -92,20 +92,41 @@ def _all_keys(ladder: Ladder) -> tuple[str, ...]:
 def _apply_priors(
     spec: FleetSpec, intervals: Sequence[CapacityInterval], priors: Sequence[PriorCapacity]
 ) -> list[CapacityInterval]:
-    """Narrow intervals by priors that may certify; one that leaves nothing of an interval is dropped."""
+    """Narrow intervals by priors that may certify.
+
+    One that leaves nothing of an interval is wrong, and takes all of its source's priors for that workload
+    with it.
+    """
     narrowed = {(interval.workload, interval.config): interval for interval in intervals}
-    for prior in priors:
-        key = (prior.workload, prior.config)
-        if prior.source in spec.decision.certify_on and key in narrowed:
+    usable = [
+        prior
+        for prior in priors
+        if prior.source in spec.decision.certify_on and (prior.workload, prior.config) in narrowed
+    ]
+    refuted = {
+        (prior.source, prior.workload)
+        for prior in usable
+        if not _overlap(narrowed[prior.workload, prior.config], prior)
+    }
+    for prior in usable:
+        if (prior.source, prior.workload) not in refuted:
+            key = (prior.workload, prior.config)
             upper = math.inf if prior.upper_rps is None else prior.upper_rps
             narrowed[key] = _narrow(narrowed[key], prior.lower_rps, upper, prior.source)
     return list(narrowed.values())
 
 
+def _overlap(interval: CapacityInterval, prior: PriorCapacity) -> bool:
+    lower, upper = interval.lower.value_rps or 0.0, interval.upper.value_rps
+    return (upper is None or prior.lower_rps <= upper) and (
+        prior.upper_rps is None or prior.upper_rps >= lower
+    )
+
+
 def _narrow(interval: CapacityInterval, lower: float, upper: float, source: Source) -> CapacityInterval:
     old_lower = interval.lower.value_rps or 0.0
     old_upper = math.inf if interval.upper.value_rps is None else interval.upper.value_rps
-    if lower > old_upper or upper < old_lower:
+    if lower > old_upper or upper < old_lower:  # another source's prior may have left nothing to this one
         return interval
     if lower > old_lower:
         interval = replace(interval, lower=Bound(value_rps=lower, source=source))

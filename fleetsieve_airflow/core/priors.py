@@ -45,7 +45,11 @@ from fleetsieve_airflow.records import Candidate
 
 #: A shift of the capacity by an e-fold moves ln(tail / limit) by at least this much.
 LEAST_SLOPE = 1.0
+#: Up to here a margin is as exact as its measurement. In an open loop latencies run away past saturation, so
+#: this share of what is beyond is taken for noise.
 NEAR, FAR_NOISE = 0.3, 0.7
+#: Exponent of the likelihood in the weights of hypotheses: no model here is exact, so one measurement must
+#: not decide between them.
 TEMPER = 0.5
 
 
@@ -72,11 +76,10 @@ class Hypothesis:
     simulated: bool = False
 
 
-#: A release as releases are: within 15 % of the last one, or changed at large.
-SMALL, LARGE = Shift(0.06, 0.06, 0.06), Shift(0.25, 0.25, 0.25)
-NOTHING = Hypothesis(1.0)
+#: A release as releases are: nearly all within 15 % of the last one; or one that changed by about a third.
+SMALL, LARGE = Shift(0.05, 0.05, 0.04), Shift(0.15, 0.15, 0.15)
 #: What differs between a simulated and a real fleet is mostly shared by its candidates.
-SIMULATED_OPEN = replace(OPEN_MARGIN, candidate=0.2, slope_sd=0.35, residual=0.25)
+SIMULATED_OPEN = replace(OPEN_MARGIN, fleet=0.5, workload=0.4, candidate=0.15, slope_sd=0.3, residual=0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class _Process:
     :param values: what was measured, NaN where nothing was.
     :param mean: what is expected before anything is measured.
     :param age: releases back from the one that is planned; 0 for its own rows.
+    :param far_noise: noise per unit by which a value is beyond :data:`NEAR`.
     """
 
     kernel: Kernel
@@ -93,6 +97,7 @@ class _Process:
     mean: Array
     values: Array
     age: Array
+    far_noise: float = 0.0
 
 
 def believe_given(problem: Problem, ladders: Sequence[Ladder], priors: Sequence[PriorCapacity]) -> Belief:
@@ -127,7 +132,7 @@ def hypotheses_for(priors: Sequence[PriorCapacity]) -> list[Hypothesis]:
             Hypothesis(0.2, LARGE, simulated),
             Hypothesis(0.1),
         ]
-    return [Hypothesis(0.8, simulated=True), Hypothesis(0.2)]
+    return [Hypothesis(0.75, simulated=True), Hypothesis(0.25)]
 
 
 def _predict(
@@ -150,7 +155,7 @@ def _predict(
     if ladders[0].candidate.load_kind == "offered_load_rps":
         kernel = SIMULATED_OPEN if guesses else OPEN_MARGIN
         rows = replace(rows, load=log_loads - guess, candidate=np.repeat(own, counts))
-        process = _Process(kernel, rows, _line(kernel, rows, 0.0), margins, age)
+        process = _Process(kernel, rows, _line(kernel, rows, 0.0), margins, age, FAR_NOISE)
         mean, sd, likelihood = _posterior(process, counts, hypothesis.shift, total)
         return ndtr(-mean / sd), log_loads[:total], score + TEMPER * likelihood
     rates, anchor = anchored_rates(rows, log_loads, guess, every)
@@ -271,10 +276,8 @@ def _given(process: _Process, known: Indices, between: Between, variance: Array)
 
 def _noise(process: _Process, known: Indices) -> Array:
     """Return the variance of each value's noise: how far off a limit is, is the less certain the further."""
-    if process.kernel.slope_load < 0.0:
-        return np.full(len(known), process.kernel.noise**2)
-    beyond = np.maximum(np.abs(process.values[known]) - NEAR, 0.0)
-    return process.kernel.noise**2 + (FAR_NOISE * beyond) ** 2
+    beyond = np.maximum(process.values[known] - NEAR, 0.0)
+    return process.kernel.noise**2 + (process.far_noise * beyond) ** 2
 
 
 def _likelihood(process: _Process, known: Indices, between: Between) -> float:

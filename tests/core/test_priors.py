@@ -164,6 +164,23 @@ class TestProof:
         assert (interval.lower.value_rps, interval.lower.source) == (3.5, "earlier_release")
         assert interval.upper.source == "ladder"
 
+    def test_a_refuted_prior_takes_its_workloads_others_with_it(self) -> None:
+        """Where one config's capacity is not what a source said, its other words are worth nothing either."""
+        spec = make_spec(
+            demand={"chat": 12.0, "code": 6.0},
+            decision={"certify_on": ("measured", "monotone", "simulator")},
+        )
+        priors = (
+            simulated("TP2", 3.0, 4.0),
+            simulated("TP4", 5.0, 6.0),
+            simulated("TP4", 5.0, 6.0, workload="code"),
+        )
+        slow = make_evidence(make_measurement(spec, "chat", "TP4", 4.0, met=False), priors=priors)
+        by_label = {interval.label: interval.upper.source for interval in fit_intervals(spec, slow)}
+        assert by_label["chat TP2"] == "ladder"
+        assert by_label["chat TP4"] == "monotone"
+        assert by_label["code TP4"] == "simulator"
+
 
 @pytest.mark.parametrize(
     "changed", [{"load": 0.0}, {"margin": float("nan")}, {"rate_rps": -1.0}, {"releases_back": 0}]
