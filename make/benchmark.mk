@@ -1,6 +1,6 @@
 # The evaluation against recorded grids, which stay outside the repository.
 
-.PHONY: benchmark benchmark-full benchmark-sample
+.PHONY: benchmark benchmark-full benchmark-sample bench-replan
 
 benchmark: $(VENV)/.dev  ## evaluate the saving: GRIDS=a.csv,b.csv; resumable, writes benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks --grids "$(call grids)"
@@ -12,3 +12,6 @@ benchmark-sample: $(VENV)/.dev  ## a quick table over 36 small fleets, for tunin
 	@$(BIN)/python -m benchmarks --grids "$(call grids)" --sample
 
 grids = $(or $(GRIDS),$(error Say which recorded grids to use: make $@ GRIDS=path/to/grids.csv))
+
+bench-replan: $(VENV)/.dev  ## what planning a release again costs; GRIDS=a.csv,b.csv adds recorded grids; writes benchmarks/REPLAN.md
+	@$(BIN)/python -m benchmarks.replan $(if $(GRIDS),--grids "$(GRIDS)")

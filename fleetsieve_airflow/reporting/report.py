@@ -134,6 +134,8 @@ class _Page:
         facts.append(f"measured by {spec.measurement.backend}")
         if spec.decision.confidence is not None:
             facts.append(f"confidence {percent(spec.decision.confidence)}")
+        if steered := words.prior_text(self.evidence.priors):
+            facts.append(steered)
         if self.generated_at:
             facts.append(self.generated_at)
         named = [

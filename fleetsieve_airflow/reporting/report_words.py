@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, Plan
+from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, Plan, PriorCapacity
 from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Slo, Source, Workload
 from fleetsieve_airflow.reporting.charts_svg import count, number, percent
 
@@ -28,6 +28,20 @@ SOURCE_WORDS: Final[dict[Source, str]] = {
     "ladder": "end of the ladder: no higher load is operated",
     "none": "nothing known yet",
 }
+
+
+#: Where the first measurements of a campaign were steered from.
+PRIOR_WORDS: Final[dict[Source, str]] = {
+    "earlier_release": "what the earlier release showed",
+    "simulator": "simulated capacities",
+}
+
+
+def prior_text(priors: Sequence[PriorCapacity]) -> str:
+    """Say what a campaign believed before it measured; empty where that was nothing."""
+    found = {source: sum(prior.source == source for prior in priors) for source in PRIOR_WORDS}
+    named = [f"{PRIOR_WORDS[source]} of {count(n, 'candidate')}" for source, n in found.items() if n]
+    return f"steered at first by {' and '.join(named)}" if named else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 
 from fleetsieve_airflow.core.certificate import build_certificate
 from fleetsieve_airflow.core.decision import decide
-from fleetsieve_airflow.evidence import Evidence
+from fleetsieve_airflow.evidence import Evidence, PriorCapacity
 from fleetsieve_airflow.reporting.report import LIMIT_BYTES, RUN_LINK, render_report
 from fleetsieve_airflow.reporting.report_grid import grid_rows
 from fleetsieve_airflow.reporting.report_verdict import verdict_text
@@ -502,3 +502,19 @@ def test_what_changes_against_the_plan_in_force_is_told_below_the_allocation() -
     assert "Against the plan in force w0: 1 x <TP8> -> 2 x TP4 w1:" in text
     assert "fleet: 16 -> 16 GPUs and 61 more workloads" in text
     assert len(html.encode()) <= LIMIT_BYTES
+
+
+def test_a_page_says_what_steered_the_first_measurements() -> None:
+    campaign = campaigns.paper_campaign(1)
+    told = "steered at first by what the earlier release showed of 2 candidates and simulated capacities of 1"
+    assert "steered" not in _Page(_render(campaign)).text
+    priors = tuple(
+        PriorCapacity(workload="chat", config=config, source=source, lower_rps=1.0, upper_rps=2.0)
+        for config, source in (
+            ("TP2", "earlier_release"),
+            ("TP4", "earlier_release"),
+            ("TP8", "simulator"),
+        )
+    )
+    steered = replace(campaign, evidence=replace(campaign.evidence, priors=priors))
+    assert told in _Page(_render(steered)).text
