@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "dags" / "fleets" / "chat_and_code_h100.yaml"
 GRID = REPOSITORY / "fleetsieve_airflow" / "data" / "paper_grid.csv"
 PATIENCE_S = 1800.0
+WEBHOOK_SECRET = "only-for-tests-of-the-webhook"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,20 @@ class Lab:
         """A hook on the lab's MLflow."""
         return MlflowHook(tracking_uri=self.stack.settings.mlflow_url)
 
-    def fleet(self, name: str, *, delay_s: float = 0.0, copies: int = 1) -> Fleet:
-        """Write a fleet of the shipped example's workloads; few profiling GPUs make for several rounds.
+    def fleet(
+        self,
+        name: str,
+        *,
+        delay_s: float = 0.0,
+        copies: int = 1,
+        demand_scale: float = 1.0,
+        registered_model: str = "",
+    ) -> Fleet:
+        """Write a fleet of the shipped example's workloads.
 
         :param copies: how often each workload is there, with GPUs to measure and to serve them all.
+        :param demand_scale: multiplies the demands; more than can be served takes more rounds.
+        :param registered_model: what its model is called in MLflow's registry.
         """
         folder = self.stack.dags_folder / "fleets"
         document = yaml.safe_load(EXAMPLE.read_text())
@@ -83,8 +95,15 @@ class Lab:
         document["pools"]["h100"]["gpus"] *= copies
         # As most fleets: without a limit of rounds, which must not differ with and without Airflow.
         del document["budget"]
+        if registered_model:
+            (model,) = document["models"].values()
+            model["registered_model"] = registered_model
         document["workloads"] = {
-            f"{workload}-{copy}": {**asked, "trace": {"name": f"{workload}-{copy}"}}
+            f"{workload}-{copy}": {
+                **asked,
+                "demand_rps": asked["demand_rps"] * demand_scale,
+                "trace": {"name": f"{workload}-{copy}"},
+            }
             for workload, asked in document["workloads"].items()
             for copy in range(1, copies + 1)
         }
@@ -193,8 +212,23 @@ def make_lab(root: Path) -> Lab:
         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "45",
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "30",
+        # MLflow sends webhooks to public https addresses only, and looks for new ones once a minute.
+        "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
+        "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
+        "MLFLOW_WEBHOOK_CACHE_TTL": "1",
     }
     stack = Stack.at(root / "home", dags, extra)
+    connection = {
+        "conn_type": "mlflow",
+        "host": stack.settings.mlflow_url,
+        "extra": {"webhook_secret": WEBHOOK_SECRET},
+    }
+    secrets = {
+        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": stack.settings.fernet_key,
+        "AIRFLOW_CONN_MLFLOW_DEFAULT": json.dumps(connection),
+    }
+    stack = replace(stack, extra={**extra, **secrets})
     try:
         stack.start()
         return Lab(stack=stack, api=stack.api(), control=control)
