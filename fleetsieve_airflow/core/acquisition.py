@@ -26,9 +26,10 @@ from fleetsieve_airflow.serialization import point_of, points_of
 #: While the fleet's demand is reached by capacities of at least this chance each, only that is tried to be
 #: proved.
 HOPE = 0.2
-#: A batch grows over the profiling GPUs while the proof it belongs to stands with at least this chance ...
+#: A batch grows over the profiling GPUs while its workload's part of the proof stands with this chance
+#: (what is asked of one workload is mostly needed however another's answer turns out) ...
 STANDS = 0.5
-#: ... and, once they are taken, with points of servers that run anyway while it is all but certain to stand.
+#: ... and, once they are taken, with points of servers that run anyway while all of it is all but certain.
 STANDS_FREE = 0.95
 #: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
 MAX_THINNING = 24
@@ -314,13 +315,15 @@ def _batch(
     jobs: dict[tuple[str, str], int] = {}
     chosen: list[PlannedPoint] = []
     now = _regret_after(outlook, scene, ())
-    stands = 1.0  # the chance that all answers hoped for so far come true
+    # The chance that the answers hoped for so far come true: all of them, and those of each workload.
+    stands, parts = 1.0, [1.0] * len(outlook.problem.names)
     for question in ordered:
         repeat = repeats[question.ladder][question.load]
         if repeat is None:
             continue
-        if chosen and stands < (STANDS if room > 0 else STANDS_FREE):
-            break  # an earlier answer is likely to change the proof: this question may not be needed
+        w = outlook.places[question.ladder][0]
+        if chosen and (parts[w] < STANDS if room > 0 else stands < STANDS_FREE):
+            continue  # an earlier answer is likely to change the proof: this question may not be needed
         candidate = ladders[question.ladder].candidate
         point = point_of(spec, candidate, candidate.loads[question.load], repeat)
         server = (spec.workload(point.workload).model, point.config)
@@ -334,7 +337,7 @@ def _batch(
         if starts:
             room -= point.gpus
             jobs[server] = len(jobs)
-        stands *= question.chance
+        stands, parts[w] = stands * question.chance, parts[w] * question.chance
         fall = _expected_fall(outlook, scene, question, now) if len(chosen) < MAX_LOOKAHEAD else 0.0
         chosen.append(
             PlannedPoint(

@@ -364,7 +364,7 @@ class MlflowHook(BaseHook):
 
     @property
     def _campaigns(self) -> CampaignStore:
-        return CampaignStore(self.client, clock=self._clock)
+        return CampaignStore(self.client, clock=self._clock, sleep=time.sleep)
 
     @property
     def _measurements(self) -> MeasurementStore:

@@ -15,6 +15,7 @@ from fleetsieve_airflow.errors import SpecError, TrackingError
 from fleetsieve_airflow.evidence import Decision, DecisionState, Evidence
 from fleetsieve_airflow.hooks.mlflow_client import TrackingClient
 from fleetsieve_airflow.hooks.mlflow_files import json_text, write_files, write_tables
+from fleetsieve_airflow.hooks.mlflow_opening import find_opened, find_or_open
 from fleetsieve_airflow.hooks.mlflow_refs import CampaignRef, CampaignSummary, FleetRef
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.reporting import layout, tables
@@ -29,11 +30,15 @@ class CampaignStore:
     """Writes and finds campaigns.
 
     :param clock: seconds since 1970; names new campaigns by their date.
+    :param sleep: waits that many seconds, while several tasks open one campaign.
     """
 
-    def __init__(self, client: TrackingClient, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, client: TrackingClient, *, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
         self._client = client
         self._clock = clock
+        self._sleep = sleep
 
     def open(
         self,
@@ -64,9 +69,8 @@ class CampaignStore:
         if spec.measurement.reuse_max_age_s is not None:
             wanted[layout.TAG_REUSE_MAX_AGE_S] = str(spec.measurement.reuse_max_age_s)
         name = layout.plan_run_name(date, reason)
-        run = self._client.call(
-            f"open campaign {campaign_id}",
-            lambda client: _find_or_create(client, fleet.plans_id, key, name, wanted),
+        run = find_or_open(
+            self._client, fleet.plans_id, key, name=name, tags=wanted, clock=self._clock, sleep=self._sleep
         )
         campaign = campaign_of(run, fleet)
         if run.data.tags.get(layout.TAG_SPEC_SHA256) != spec_digest(spec):
@@ -96,9 +100,7 @@ class CampaignStore:
     def find(self, fleet: FleetRef, campaign_id: str) -> CampaignRef | None:
         """Return the campaign of that id, or None."""
         key = layout.plan_key(campaign_id)
-        run = self._client.call(
-            f"find campaign {campaign_id}", lambda client: _find(client, fleet.plans_id, key)
-        )
+        run = find_opened(self._client, fleet.plans_id, key)
         return campaign_of(run, fleet) if run else None
 
     def list(self, fleet: FleetRef, limit: int) -> tuple[CampaignSummary, ...]:
@@ -219,25 +221,6 @@ class CampaignStore:
                 tags=[RunTag(name, value) for name, value in tags.items()],
             ),
         )
-
-
-def _find_or_create(
-    client: MlflowClient, experiment_id: str, key: str, name: str, tags: Mapping[str, str]
-) -> Run:
-    found = _find(client, experiment_id, key)
-    if found is None:
-        made = client.create_run(experiment_id, tags=dict(tags), run_name=name)
-        # Two tasks may open one campaign at once: both take the older run, whoever made the other removes it.
-        found = _find(client, experiment_id, key) or made
-        if found.info.run_id != made.info.run_id:
-            client.delete_run(made.info.run_id)
-    return found
-
-
-def _find(client: MlflowClient, experiment_id: str, key: str) -> Run | None:
-    query = f"tags.`{layout.TAG_PLAN_KEY}` = '{key}'"
-    runs = client.search_runs([experiment_id], query, order_by=["start_time ASC"])
-    return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
 
 def campaign_of(run: Run, fleet: FleetRef) -> CampaignRef:

@@ -56,6 +56,8 @@ TAG_PLAN_KEY = "fleetsieve.plan_key"
 TAG_CAMPAIGN_ID = "fleetsieve.campaign_id"
 TAG_SPEC_SHA256 = "fleetsieve.spec_sha256"
 TAG_VERDICT = "fleetsieve.verdict"
+#: On the one run of a campaign; a run without it was begun while another task began the same.
+TAG_OPENED = "fleetsieve.opened"
 TAG_PLAN = "fleetsieve.plan"
 TAG_ROUNDS_DONE = "fleetsieve.rounds_done"
 TAG_TRIGGER = "fleetsieve.trigger"

@@ -25,7 +25,7 @@ def third_round_is_measuring(lab: Lab, fleet: Fleet) -> bool:
 
 
 def test_a_killed_scheduler_neither_changes_the_certificate_nor_pays_twice(lab: Lab) -> None:
-    fleet = lab.fleet("no-scheduler", delay_s=4.0)
+    fleet = lab.fleet("no-scheduler", delay_s=4.0, demand_scale=1.3)
     lab.start(fleet, "no-scheduler")
     lab.wait(lambda: third_round_is_measuring(lab, fleet), "measuring in round 3")
     lab.kill("scheduler")
@@ -37,7 +37,7 @@ def test_a_killed_scheduler_neither_changes_the_certificate_nor_pays_twice(lab: 
 
 
 def test_an_mlflow_that_is_away_for_half_a_minute_is_waited_for(lab: Lab) -> None:
-    fleet = lab.fleet("no-mlflow", delay_s=4.0)
+    fleet = lab.fleet("no-mlflow", delay_s=4.0, demand_scale=1.3)
     lab.start(fleet, "no-mlflow")
     lab.wait(lambda: third_round_is_measuring(lab, fleet), "measuring in round 3")
     lab.kill("mlflow")
