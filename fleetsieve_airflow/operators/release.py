@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -140,9 +141,9 @@ class PlanReleasedFleetsOperator(BaseOperator):
         try:
             data = read_yaml(path).data
         except SpecError as error:
-            text = path.read_text(encoding="utf-8", errors="replace")
             self.log.warning("%s cannot be read: %s", path, error)
-            return {name: name for name in due if name in text}
+            text = path.read_bytes() if os.access(path, os.R_OK) else b""
+            return {name: name for name in due if name.encode() in text}
         models = data.get("models") if isinstance(data, dict) else None
         if not isinstance(models, dict):
             return {}

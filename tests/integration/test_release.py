@@ -131,7 +131,9 @@ def releases(lab: Lab) -> Iterator[Releases]:
     for dag_id in ("replan_on_release", "replan_on_webhook", "deploy_fleet"):
         wait_for_dag(lab.stack, lab.api, dag_id)
     client = MlflowClient(lab.stack.settings.mlflow_url)
-    yield Releases(lab=lab, client=client)
+    releases = Releases(lab=lab, client=client)
+    wait_until_watched(releases)
+    yield releases
     for webhook in client.list_webhooks():
         client.delete_webhook(webhook.webhook_id)
 
@@ -179,7 +181,6 @@ def signed(
 def test_a_moved_alias_that_is_watched_is_planned_within_a_minute_and_once(
     releases: Releases, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wait_until_watched(releases)
     fleet = releases.fleet("watched")
     moment = releases.release(fleet.name, WATCHED)
     took_s = releases.seconds_until_it_runs(fleet, moment)
