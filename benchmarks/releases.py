@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,13 +35,14 @@ class Release(Fleet):
 
     before: Fleet
     moves: Moves
+    _shown: dict[tuple[str, str], list[Measurement]] = field(default_factory=dict, repr=False, compare=False)
 
     def measure(self, point: MeasurementPoint, run: Run | None = None) -> Measurement:
         """Return what a point shows: what the release before showed at the load divided by the factor."""
         if run is not None:
             raise ValueError("A release has one run per cell.")
         candidate = self.before.spec.candidate(point.workload, point.config)
-        rows = [self.before.measure(known) for known in points_of(self.before.spec, candidate)]
+        rows = self._rows(candidate)
         factor = self.moves[point.workload, point.config]
         at, loads = math.log(point.load / factor), [math.log(load) for load in candidate.loads]
         success = None
@@ -62,6 +63,14 @@ class Release(Fleet):
             gpu_seconds_window=point.gpu_seconds_window,
             gpu_seconds_billed=point.gpu_seconds_window + point.gpus * self.spec.measurement.startup_s,
         )
+
+    def _rows(self, candidate: Candidate) -> list[Measurement]:
+        """Return what the release before shows along a candidate's ladder."""
+        key = (candidate.workload, candidate.config)
+        if key not in self._shown:
+            spec = self.before.spec
+            self._shown[key] = [self.before.measure(point) for point in points_of(spec, candidate)]
+        return self._shown[key]
 
     def capacities(self) -> list[list[float]]:
         """Return each candidate's true capacity in req/s, in the order of the allocation problem."""
