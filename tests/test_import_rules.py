@@ -72,7 +72,8 @@ ALLOWED: dict[str, set[str]] = {
         "simulator",
     },
     "deployment_command": RECORDS | {"core", "deployment"},
-    "plugin": RECORDS | {"hooks", "plugin_pages", "plugin_webhook", "reporting"},
+    "plugin": {"plugin_app", "plugin_webhook"},
+    "plugin_app": RECORDS | {"hooks", "plugin_pages", "reporting"},
     "plugin_webhook": RECORDS | {"hooks", "releases"},
     "plugin_pages": RECORDS | {"hooks", "reporting"},
     "provider_info": set(),
@@ -97,8 +98,8 @@ FORBIDDEN: dict[str, set[str]] = {
 EXCEPTIONS = {("simulator.aic_database", "pandas")}
 #: What Airflow imports whenever it parses a DAG file or starts a server.
 PARSED = (
-    "dag", "dag_release", "links", "operators", "plugin", "plugin_pages", "plugin_webhook", "provider_info",
-    "releases", "triggers",
+    "dag", "dag_release", "links", "operators", "plugin", "plugin_app", "plugin_pages", "plugin_webhook",
+    "provider_info", "releases", "triggers",
 )  # fmt: skip
 HEAVY = {"highspy", "matplotlib", "mlflow", "numpy", "pandas", "pulp", "pyarrow", "scipy"}
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ast
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ def airflow_app(airflow_db: Path) -> Iterator[FastAPI]:
     """Airflow's own API server, with the plugin mounted below a base path as an entry point would."""
     from airflow.api_fastapi.app import create_app, purge_cached_app
 
-    from fleetsieve_airflow.plugin import PREFIX, app
+    from fleetsieve_airflow.plugin_app import PREFIX, app
 
     purge_cached_app()
     server = create_app(apps="core")
@@ -76,7 +79,7 @@ def test_no_page_is_shown_without_the_right_to_read_dags(airflow_app: FastAPI, r
 def test_every_route_asks_airflow_for_the_user() -> None:
     from airflow.api_fastapi.core_api.security import get_user
 
-    from fleetsieve_airflow.plugin import app
+    from fleetsieve_airflow.plugin_app import app
 
     def asks(dependant: Any) -> bool:
         return dependant.call is get_user or any(asks(part) for part in dependant.dependencies)
@@ -149,10 +152,10 @@ def test_the_tab_shows_the_report_of_the_runs_campaign(
 ) -> None:
     from dataclasses import asdict
 
-    from fleetsieve_airflow import plugin
+    from fleetsieve_airflow import plugin_app
 
     campaign = open_campaign(hook, "c1")
-    monkeypatch.setattr(plugin, "opened_campaign", lambda dag_id, run_id: asdict(campaign))
+    monkeypatch.setattr(plugin_app, "opened_campaign", lambda dag_id, run_id: asdict(campaign))
     browser = client(airflow_app, "viewer")
     assert "report of c1" in browser.get("/fleetsieve/dag-run?dag_id=d&run_id=r").text
     monkeypatch.setenv("AIRFLOW__FLEETSIEVE__MLFLOW_CONN_IDS", "")
@@ -173,3 +176,12 @@ def test_the_pages_stay_below_airflows_base_path() -> None:
     hrefs = [view["href"] for view in FleetSievePlugin.external_views]
     assert all(not href.startswith(("/", "http")) for href in hrefs)
     assert {view["destination"] for view in FleetSievePlugin.external_views} == {"nav", "dag_run"}
+
+
+def test_a_task_loads_the_plugin_without_what_only_its_pages_need() -> None:
+    code = (
+        "import sys, airflow.plugins_manager; before = set(sys.modules); import fleetsieve_airflow.plugin\n"
+        "print(sorted(name.split('.')[0] for name in set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stdout.splitlines()[-1])) == {"fleetsieve_airflow"}

@@ -307,7 +307,7 @@ def test_the_receiver_is_mounted_apart_from_the_pages_that_need_a_login() -> Non
     from fleetsieve_airflow.plugin import FleetSievePlugin
     from fleetsieve_airflow.plugin_webhook import app
 
-    mounted = {entry["url_prefix"]: entry["app"] for entry in FleetSievePlugin.fastapi_apps}
+    mounted = {entry["url_prefix"]: entry["app"] for entry in FleetSievePlugin().fastapi_apps}
     assert mounted[PREFIX] is app
     assert [route.methods for route in app.routes] == [{"POST"}]
     assert not any(PREFIX.startswith(f"{prefix}/") for prefix in mounted)

@@ -171,7 +171,7 @@ def test_a_certified_plan_is_announced_with_what_a_deployment_needs(certified: C
 
 
 def test_the_plugin_finds_the_campaign_of_a_dag_run(certified: Campaign) -> None:
-    from fleetsieve_airflow.plugin import opened_campaign
+    from fleetsieve_airflow.plugin_app import opened_campaign
 
     campaign = certified.hook.find_campaign(FLEET, "certified")
     for run in certified.runs:

@@ -109,10 +109,16 @@ class Releases:
 
     def end(self, campaign_id: str) -> None:
         """End a campaign that has shown what it was to show: the next test needs the machine."""
-        for run in runs_of(self.lab.api, campaign_id):
-            if run["state"] not in ENDED:
+
+        def has_ended() -> bool:
+            # A round that ends by itself meanwhile starts the next one.
+            active = [run for run in runs_of(self.lab.api, campaign_id) if run["state"] not in ENDED]
+            for run in active:
                 path = f"dags/{DAG_ID}/dagRuns/{quote(run['dag_run_id'])}"
                 self.lab.api.patch(path, {"state": "failed"})
+            return not active
+
+        self.lab.wait(has_ended, f"the end of {campaign_id}")
 
     def post(self, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
         """Deliver what MLflow did not send."""
