@@ -145,7 +145,7 @@ def table(cases: Sequence[Case]) -> str:
             lines.append(_mean_row(change, group, rows))
     lines += [
         "",
-        f"Asked for: at most {TARGET:.2f} with prior for releases of up to 15 %, no regret beyond the",
+        f"Aim: at most {TARGET:.2f} with prior for releases of up to 15 %, no regret beyond the",
         "tolerance, and a right end after any release.",
         "",
         "| release | fleet | first | again | without | limit | again / first | regret | end |",
