@@ -130,6 +130,7 @@ class SlurmHook(BaseHook):
         :param deadline_s: how long a controller or login node that does not answer is tried again.
         :raises MeasurementError: Slurm refused the job (``hint`` says so), or nothing answered in time.
         """
+        slurm_text.check_arguments([base_name, *options])  # trying again would not mend it
         data, end = _packed({"script": script, **files}), time.monotonic() + deadline_s
         for attempt in range(1, 1000):
             try:

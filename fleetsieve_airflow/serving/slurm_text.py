@@ -129,6 +129,16 @@ MEANINGS = {
 }
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse what no shell can carry.
+
+    :raises MeasurementError: naming the argument.
+    """
+    for argument in arguments:
+        if "\x00" in argument or "\n" in argument:
+            raise MeasurementError(f"{argument!r} cannot be an argument of a remote command.")
+
+
 def command_line(program: str, arguments: Sequence[str], *, setup: str = "", path: str = "") -> str:
     """Return the one shell word list that runs a program of this module with its arguments on a login node.
 
@@ -136,9 +146,7 @@ def command_line(program: str, arguments: Sequence[str], *, setup: str = "", pat
     :param path: folder of Slurm's commands, put before the PATH.
     :raises MeasurementError: an argument that no shell can carry.
     """
-    for argument in arguments:
-        if "\x00" in argument or "\n" in argument:
-            raise MeasurementError(f"{argument!r} cannot be an argument of a remote command.")
+    check_arguments(arguments)
     before = f"PATH={shlex.quote(path)}:$PATH; " if path else ""
     text = f"{_PROLOGUE} {before}{setup}\necho {MARK}\n{program.strip()}"
     return shlex.join(["bash", "-c", text, "fleetsieve", *arguments])
