@@ -67,15 +67,20 @@ def asset_of_a_dag(dags_folder: Path) -> int:
 
 @pytest.fixture
 def asset(asset_of_a_dag: int, secret: str) -> Iterator[int]:
-    """The release asset, without events."""
+    """The release asset, without events: neither of other tests before nor of this one afterwards."""
+    forget_events(asset_of_a_dag)
+    yield asset_of_a_dag
+    forget_events(asset_of_a_dag)
+
+
+def forget_events(asset_id: int) -> None:
     from airflow.models.asset import AssetDagRunQueue, AssetEvent
     from airflow.utils.session import create_session
     from sqlalchemy import delete
 
-    yield asset_of_a_dag
     with create_session() as session:
         for kept in (AssetEvent, AssetDagRunQueue):
-            session.execute(delete(kept).where(kept.asset_id == asset_of_a_dag))
+            session.execute(delete(kept).where(kept.asset_id == asset_id))
 
 
 def set_secret(monkeypatch: pytest.MonkeyPatch, secret: str | None) -> None:

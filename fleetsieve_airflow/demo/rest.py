@@ -9,6 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from fleetsieve_airflow.demo.processes import DemoError
@@ -16,6 +17,10 @@ from fleetsieve_airflow.demo.processes import DemoError
 TIMEOUT_S = 30.0
 GET_TRIES = 4
 GET_WAIT_S = 2.0
+
+
+class _NoAnswerError(DemoError):
+    """Airflow could not answer, whatever it was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,9 @@ class AirflowApi:
         for _ in range(GET_TRIES - 1):
             try:
                 return self._call("GET", path + suffix)
-            except (urllib.error.URLError, TimeoutError, ConnectionError):
-                # A small machine that starts tasks may be slow to answer; asking again changes nothing.
+            except (_NoAnswerError, urllib.error.URLError, TimeoutError, ConnectionError):
+                # A small machine that starts tasks may be slow to answer, and SQLite be locked for a moment;
+                # asking again changes nothing.
                 time.sleep(GET_WAIT_S)
         return self._call("GET", path + suffix)
 
@@ -113,5 +119,6 @@ def _call(method: str, url: str, *, body: Mapping[str, Any] | None = None, token
             text = response.read()
     except urllib.error.HTTPError as error:
         words = error.read().decode(errors="replace")[:500]
-        raise DemoError(f"Airflow refused {method} {url}: {error.code} {words}") from error
+        kind = _NoAnswerError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else DemoError
+        raise kind(f"Airflow refused {method} {url}: {error.code} {words}") from error
     return json.loads(text) if text else None
