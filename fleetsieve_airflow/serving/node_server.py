@@ -228,9 +228,11 @@ class Server:
 
     def _refusal(self, said: str) -> StopError:
         for pattern in REFUSALS:
-            lines = [line for line in said.splitlines() if re.search(pattern, line)]
-            if lines:
-                return StopError("engine_refused", lines[-1].strip()[-500:])
+            found = [(line, match) for line in said.splitlines() if (match := re.search(pattern, line))]
+            if found:
+                line, match = found[-1]
+                # The reason itself, with the sentence it stands in; some lines go on for a page.
+                return StopError("engine_refused", line[max(0, match.start() - 200) :][:500].strip())
         return StopError("server_died", f"The server ended at start. Its last words: {last_line(said)}")
 
     def _prove(self) -> None:

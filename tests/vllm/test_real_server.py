@@ -33,11 +33,11 @@ def spec_of(lab: Path, *, degrees: tuple[int, ...] = (1,), **engine_args: str) -
             "python": str(lab / "aiperf/bin/python"),
             "ready_s": "400",
             # Two cores for server and client: the client's own lateness is not what is looked at here
-            "lateness_p99_s": "2",
+            "lateness_p99_s": "10",
             "workers": "1",
         },
         duration_s=20.0,
-        loads=(2.0, 60.0),
+        loads=(2.0, 40.0),
         slo=make_slo(0.9, ttft_p90_s=1.0),
         degrees=degrees,
     )
@@ -50,7 +50,9 @@ def measured(spec: FleetSpec, load: float) -> Collected:
 def servers() -> set[str]:
     """Return the processes of vLLM servers that run on this machine now."""
     done = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True)
-    return {line for line in done.stdout.splitlines() if "VLLM::" in line or "vllm/bin/vllm serve" in line}
+    named = [line for line in done.stdout.splitlines() if "VLLM::" in line or "vllm/bin/vllm serve" in line]
+    # What has ended stays listed until its parent, on some machines a sleepy one, has taken note.
+    return {line for line in named if "<defunct>" not in line}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +66,7 @@ def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: P
     spec = spec_of(vllm_lab)
     LocalBackend().check(spec)
     slo = spec.workloads[0].slo
-    low, high = measured(spec, 2.0), measured(spec, 60.0)
+    low, high = measured(spec, 2.0), measured(spec, 40.0)
     for found in (low, high):
         print(found.measurement)
     assert judge(low.measurement, slo, spec.decision) == "met"
