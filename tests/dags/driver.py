@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 from airflow.sdk import DAG
 
 from fleetsieve_airflow.dag import HAS_TASK_LOOPS
+from tests.builders import REPOSITORY
+
+FORBIDDEN_AT_PARSE = ("mlflow", "scipy", "pulp", "pandas", "numpy", "fleetsieve_airflow.core")
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,13 @@ class Run:
     published: dict[str, Any] | None
 
 
-def load_dag(folder: Path) -> DAG:
-    """Return the DAG that ships, as Airflow finds it in a folder."""
+def load_dag(folder: Path, dag_id: str = "fleet_plan") -> DAG:
+    """Return a DAG that ships, as Airflow finds it in a folder."""
     from airflow.dag_processing.dagbag import DagBag
 
     bag = DagBag(str(folder))
     assert bag.import_errors == {}
-    found = bag.get_dag("fleet_plan")
+    found = bag.get_dag(dag_id)
     assert found is not None
     return found
 
@@ -74,3 +79,16 @@ def _read(dag: DAG, ended: Any) -> Run:
         names=tuple(sorted(names)),
         published=xcom(dag, ended.run_id, "publish_plan"),
     )
+
+
+def heavy_imports_of(dag_file: str) -> tuple[str, list[str]]:
+    """Parse a DAG file in a new interpreter; its DAG's id, and what of the heavy modules that imported."""
+    code = (
+        f"import runpy, sys; dag = runpy.run_path({dag_file!r})['dag']; "
+        f"print(dag.dag_id, *(name for name in {FORBIDDEN_AT_PARSE!r} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    dag_id, *heavy = done.stdout.strip().splitlines()[-1].split()
+    return dag_id, heavy

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
 
 from fleetsieve_airflow.dag import HAS_TASK_LOOPS
 from fleetsieve_airflow.dag_release import release_asset, replan_on_release
@@ -17,26 +14,14 @@ from fleetsieve_airflow.hooks.mlflow import MlflowHook
 from fleetsieve_airflow.plugin_webhook import record
 from fleetsieve_airflow.releases import Release
 from fleetsieve_airflow.triggers.release import MlflowAliasTrigger
-from tests.builders import REPOSITORY
-from tests.dags.driver import run_campaign
+from tests.dags.driver import heavy_imports_of, load_dag, run_campaign
 
 pytestmark = pytest.mark.xdist_group("airflow-in-process")
 
+DAG_ID = "replan_on_release"
 MODEL, FLEET = "open-weight-31b", "chat-and-code-h100"
 SHIPPED = "fleets/chat_and_code_h100.yaml"
 CAMPAIGN = f"release-chat_and_code_h100-{MODEL}-v2"
-FORBIDDEN_AT_PARSE = ("mlflow", "scipy", "pulp", "pandas", "numpy", "fleetsieve_airflow.core")
-
-
-def load(folder: Path) -> DAG:
-    """The DAG that ships, as Airflow finds it in a folder."""
-    from airflow.dag_processing.dagbag import DagBag
-
-    bag = DagBag(str(folder))
-    assert bag.import_errors == {}
-    found = bag.get_dag("replan_on_release")
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +46,7 @@ def tell(model: str, version: str, delivery_id: str) -> dict[str, Any]:
 
 def run(folder: Path) -> str:
     """Run the DAG once; the state of its task."""
-    ended = load(folder).test()
+    ended = load_dag(folder, DAG_ID).test()
     assert str(ended.state) == "success"
     (instance,) = ended.get_task_instances()
     return str(instance.state)
@@ -97,18 +82,11 @@ def released(dags_folder: Path, hook: MlflowHook) -> Path:
 
 
 def test_parsing_the_dag_file_imports_nothing_heavy() -> None:
-    code = (
-        "import runpy, sys; dag = runpy.run_path('dags/replan_on_release.py')['dag']; "
-        f"print(dag.dag_id, [name for name in {FORBIDDEN_AT_PARSE!r} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().splitlines()[-1] == "replan_on_release []"
+    assert heavy_imports_of("dags/replan_on_release.py") == (DAG_ID, [])
 
 
 def test_the_shipped_dag_watches_the_alias_and_looks_below_fleets(dags_folder: Path) -> None:
-    dag = load(dags_folder)
+    dag = load_dag(dags_folder, DAG_ID)
     (asset,) = dag.timetable.asset_condition.objects
     assert asset == release_asset("mlflow_default", "production", asset.watchers)
     (watcher,) = asset.watchers
