@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers of the default suite: as many as cores, but each may hold an Airflow of its own.
 WORKERS ?= 2
 
-.PHONY: help demo up down install test test-airflow34 check format constraints clean
+.PHONY: help demo up down install test explore test-airflow34 check format constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -36,6 +36,10 @@ install: $(VENV)/.dev  ## make .venv with everything that tests and checks need
 test: $(VENV)/.dev  ## run the whole default test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term:skip-covered
 	$(BIN)/python -m coverage report --include='fleetsieve_airflow/core/*' --fail-under=95
+
+explore: $(VENV)/.dev  ## run the property tests on examples that were never tried, as often as ROUNDS says
+	for round in $$(seq $(or $(ROUNDS),5)); do \
+		HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q -n $(WORKERS) $$(grep -rlE '^from hypothesis import' --include='test_*.py' tests); done
 
 test-airflow34: $(VENV34)/.dev  ## run what depends on Airflow's version on the 3.4 pre-release
 	$(VENV34)/bin/python -m pytest -n $(WORKERS) --dist loadgroup \

@@ -32,8 +32,12 @@ os.environ.update(
 )
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("fleetsieve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("fleetsieve")
+# A change is judged on the same examples wherever it is tested; `make explore` draws new ones.
+settings.register_profile(
+    "fleetsieve", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", settings.get_profile("fleetsieve"), derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fleetsieve"))
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,9 @@ def ranges_between(low: float, high: float, loads: Sequence[float] | None) -> tu
     if loads is not None:
         inside = sorted({low, high, *(load for load in loads if low < load < high)})
         return tuple((value, value) for value in inside)
-    start = low if low > 0.0 else high / 256.0
+    start = max(low, high / 256.0)
+    if start == 0.0:  # so small that its 256th part vanishes
+        return ((low, low), (low, high))
     cuts = [start * (high / start) ** (part / 8) for part in range(9)]
     cuts[0], cuts[-1] = low, high
     return ((low, low), *itertools.pairwise(cuts))

@@ -20,6 +20,12 @@ from fleetsieve_airflow.errors import SolverError
 
 Counts = list[list[int]]
 
+#: How far the solver may be off in a constraint or in whether a count is whole. Its own default, 1e-6, is
+#: wide enough to take a served rate that is short by that much for one that holds an earlier stage.
+TOLERANCE = 1e-9
+#: How much of what a stage reached the next may give away: above the tolerance, so that it stays solvable.
+HELD = 4 * TOLERANCE
+
 
 @dataclass(slots=True)
 class _Model:
@@ -44,10 +50,10 @@ def solve(problem: Problem, capacities: Sequence[Sequence[float]]) -> tuple[Coun
     _require_level(model, problem, level)
     counts = _optimise(model, -level)
     reached = min(*_fulfilments(problem, capacities, counts), problem.ceiling)
-    model.problem += level >= reached - 1e-7
+    model.problem += level >= reached * (1 - HELD)
     counts = _optimise(model, -pulp.lpSum(model.served))
     total = sum(_served(problem, capacities, counts))
-    model.problem += pulp.lpSum(model.served) >= total - 1e-6 * max(1.0, total)
+    model.problem += pulp.lpSum(model.served) >= total * (1 - HELD)
     return _optimise(model, _gpus(problem, model.counts)), "Optimal"
 
 
@@ -179,7 +185,16 @@ def _served(problem: Problem, capacities: Sequence[Sequence[float]], counts: Cou
 
 def _optimise(model: _Model, objective: Any) -> Counts:
     model.problem.setObjective(pulp.lpSum(objective))
-    model.problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0))
+    model.problem.solve(
+        pulp.HiGHS(
+            msg=False,
+            threads=1,
+            gapRel=0.0,
+            gapAbs=0.0,
+            mip_feasibility_tolerance=TOLERANCE,
+            primal_feasibility_tolerance=TOLERANCE,
+        )
+    )
     status = pulp.LpStatus[model.problem.status]
     if status != "Optimal":
         raise SolverError(

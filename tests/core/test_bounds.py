@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetsieve_airflow.core.allocation import problem_of
@@ -208,6 +208,8 @@ def on_ladders(truth: Capacities, box: Box) -> Capacities:
 
 class TestRanges:
     @given(low=st.floats(0.0, 50.0), width=st.floats(0.0, 50.0), loads=st.none() | st.just((3.0, 9.0, 27.0)))
+    @example(low=0.0, width=5e-324, loads=None)
+    @example(low=5e-324, width=50.0, loads=None)
     def test_they_cover_the_interval(self, low: float, width: float, loads: tuple[float, ...] | None) -> None:
         ranges = ranges_between(low, low + width, loads)
         assert ranges[0][0] == low and ranges[-1][1] == low + width

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetsieve_airflow.core import milp
@@ -85,8 +85,15 @@ def compare(fleet: Problem, capacities: Capacities) -> None:
         assert one[2] == other[2]
         return
     assert one[0] == pytest.approx(other[0], abs=1e-6)
-    assert one[1] == pytest.approx(other[1], rel=1e-5, abs=1e-5)
-    assert one[2] == other[2]
+    assert one[1] == pytest.approx(other[1], rel=1e-8, abs=1e-8)
+    # plans that serve the same but for the solver's tolerance may differ in GPUs
+    assert one[2] == other[2] or one[1] != pytest.approx(other[1], rel=1e-12)
+
+
+def nearly_tied(demands: Sequence[float], rates: Sequence[float], total: int) -> tuple[Problem, Capacities]:
+    """Build a fleet in which one more replica serves a hundred-thousandth of a request per second more."""
+    fleet = fleet_of([[1], [1], [1, 2]], demands, pools=[0, 1, 0], totals=[total, 8])
+    return fleet, [[0.0], [rates[0]], [0.0, rates[1]]]
 
 
 class TestBothSolversAgree:
@@ -102,6 +109,8 @@ class TestBothSolversAgree:
 
     @settings(max_examples=INSTANCES // 3)
     @given(drawn=instances("max_min_fulfilment", pools=2))
+    @example(drawn=nearly_tied([1.0, 2.00001, 6.0], [2.0, 1.0], 16))
+    @example(drawn=nearly_tied([1.0, 6.0, 3.00001], [1.0, 1.0], 8))
     def test_on_the_fulfilment_of_two_pools(self, drawn: tuple[Problem, Capacities]) -> None:
         compare(*drawn)
 
