@@ -5,11 +5,41 @@ Pure arithmetic on records. A reason is a sentence that ends up beside the candi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fleetsieve_airflow.records import EngineConfig, Model, Pool
 
 
+def replica_exclusion(config: EngineConfig, pools: Mapping[str, Pool], model: Model) -> str:
+    """Say why a replica of this config can never serve this model; empty when it may.
+
+    Of a disaggregated replica every engine must be able to run, and all of them at once.
+    """
+    for part in config.parts:
+        pool = pools[part.engine.pool]
+        if reason := exclusion_reason(part.engine, pool, model):
+            return f"{part.phase.capitalize()}: {reason}" if part.phase else reason
+        if part.engines > (fitting := most_replicas(part.engine, pool)):
+            return (
+                f"{part.phase.capitalize()}: {part.engines} engines, pool {pool.name} has room for {fitting}."
+            )
+    for name, gpus in config.pool_gpus.items():
+        if gpus > pools[name].usable_gpus:
+            return (
+                f"A replica takes {gpus} GPUs of pool {name}, it has {pools[name].usable_gpus} to plan with."
+            )
+    return ""
+
+
+def replicas_at_most(config: EngineConfig, pools: Mapping[str, Pool]) -> int:
+    """Return how many replicas otherwise empty pools hold at most: exact for replicas of one engine."""
+    if not config.disaggregated:
+        return most_replicas(config, pools[config.pool])
+    return min(pools[name].usable_gpus // gpus for name, gpus in config.pool_gpus.items())
+
+
 def exclusion_reason(config: EngineConfig, pool: Pool, model: Model) -> str:
-    """Say why a replica of this config can never serve this model on this pool; empty when it may.
+    """Say why one engine of this config can never serve this model on this pool; empty when it may.
 
     Facts the spec leaves out (heads, weights, GPU memory) exclude nothing.
     """

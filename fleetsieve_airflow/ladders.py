@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from fleetsieve_airflow.feasibility import most_replicas
-from fleetsieve_airflow.records import EngineConfig, LoadKind, Pool, Workload
+from fleetsieve_airflow.records import LoadKind, Workload
 from fleetsieve_airflow.spec_schema import DecisionSection, LoadsSection
 
 #: Default relative step of an automatic ladder: 5 % for rates, doubling for concurrency.
@@ -18,19 +17,21 @@ LONGEST_LADDER = 500
 
 
 def listed_loads(
-    section: LoadsSection, workload: Workload, config: EngineConfig, pool: Pool, decision: DecisionSection
+    section: LoadsSection, workload: Workload, label: str, fitting: int, decision: DecisionSection
 ) -> tuple[float, ...] | str:
-    """Return the ladder of a candidate as its section says, or what is wrong with it."""
+    """Return the ladder of a candidate as its section says, or what is wrong with it.
+
+    :param label: of its engine config, of which ``fitting`` replicas fit the pools at most.
+    """
     if section.loads != "auto":
         return tuple(float(load) for load in section.loads)
     lowest, highest = section.from_ or 0.0, section.to or 0.0
     resolution = section.resolution or DEFAULT_RESOLUTION[section.kind]
     length = ladder_length(lowest, highest, resolution)
     if length > LONGEST_LADDER:
-        return f"makes {length} loads for {config.label}, at most {LONGEST_LADDER} are allowed"
+        return f"makes {length} loads for {label}, at most {LONGEST_LADDER} are allowed"
     if section.kind == "concurrency":
         return concurrency_ladder(lowest, highest, resolution)
-    fitting = most_replicas(config, pool)
     most = fitting if workload.max_replicas is None else min(fitting, workload.max_replicas)
     return rate_ladder(lowest, highest, resolution, workload.demand_rps * decision.required_fulfilment, most)
 

@@ -1,8 +1,9 @@
 """Frozen records of what is asked: the fleet, its workloads, its engine configs and their ladders of loads.
 
-Imports nothing of ours but errors. Every record validates on construction, holds tuples instead of lists, and
-no number that JSON cannot hold (no NaN, no infinity: ``None`` means "no bound yet"). What comes out of
-measuring and deciding is in :mod:`.evidence`; how records become JSON is in :mod:`.serialization`.
+Imports nothing of ours but errors and :mod:`.engine_config`, whose records it passes on. Every record
+validates on construction, holds tuples instead of lists, and no number that JSON cannot hold (no NaN, no
+infinity: ``None`` means "no bound yet"). What comes out of measuring and deciding is in :mod:`.evidence`; how
+records become JSON is in :mod:`.serialization`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+# "as" passes a name on to those who import it from here.
+from fleetsieve_airflow.engine_config import EngineConfig as EngineConfig  # noqa: PLC0414
+from fleetsieve_airflow.engine_config import EngineGroup as EngineGroup  # noqa: PLC0414
 from fleetsieve_airflow.errors import RecordError
 
 Item = TypeVar("Item")
@@ -27,8 +31,8 @@ PERCENTILE_NAMES = tuple(
 
 LoadKind = Literal["offered_load_rps", "concurrency"]
 LOAD_KINDS: tuple[LoadKind, ...] = ("offered_load_rps", "concurrency")
-Objective = Literal["max_min_fulfilment", "fewest_gpus"]
-OBJECTIVES: tuple[Objective, ...] = ("max_min_fulfilment", "fewest_gpus")
+Objective = Literal["max_min_fulfilment", "fewest_gpus", "lowest_cost"]
+OBJECTIVES: tuple[Objective, ...] = ("max_min_fulfilment", "fewest_gpus", "lowest_cost")
 StopRule = Literal["regret", "gap"]
 Source = Literal[
     "measured",
@@ -163,31 +167,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """How one replica is built. ``gpus`` is the product of its tensor, pipeline and data degrees."""
-
-    label: str
-    pool: str
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    expert_parallel: bool = False
-    multi_node: bool = False
-    engine: str = "vllm"
-    engine_version: str = ""
-    engine_args: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if min(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) < 1:
-            raise RecordError(f"Engine config {self.label!r}: parallel degrees must be at least 1.")
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The request profile a workload is measured with. ``digest`` identifies its content, not its place."""
 
@@ -305,7 +284,7 @@ class PriorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionSettings:
-    """What counts as settled. ``tolerance`` is in units of fulfilment, or in GPUs for ``fewest_gpus``.
+    """What counts as settled. ``tolerance`` is in the objective's unit: fulfilment, GPUs, or money per hour.
 
     ``closed_loop_slack`` is the relative spread of served rates between runs that closed-loop bounds must
     survive.

@@ -20,7 +20,7 @@ from fleetsieve_airflow import evidence as evidence_records
 from fleetsieve_airflow import records as spec_records
 from fleetsieve_airflow.errors import EvidenceError, FleetsieveError
 from fleetsieve_airflow.evidence import MeasurementPoint
-from fleetsieve_airflow.records import Candidate, FleetSpec
+from fleetsieve_airflow.records import Candidate, EngineConfig, FleetSpec
 
 SCHEMA_VERSION = 1
 #: Options of backends that are paths of files whose content is part of ``measurement.device``.
@@ -41,7 +41,11 @@ def sha256(value: Any) -> str:
 def to_plain(value: Any) -> Any:
     """Turn a record, or a tuple of records, into plain dicts, lists and scalars, without the head."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {
+            field.name: to_plain(getattr(value, field.name))
+            for field in fields(value)
+            if not (field.metadata.get("omitted_by_default") and getattr(value, field.name) == field.default)
+        }
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -170,28 +174,39 @@ def profile_digest(spec: FleetSpec, candidate: Candidate) -> str:
     """Return the identity of a candidate's measuring conditions, 32 hex digits.
 
     Two points share a profile only when model and revision, trace content, parallel degrees, engine with its
-    version and arguments, pool with its GPU kind and driver, and measuring device are all the same. Demand,
-    SLO and fleet name are left out on purpose.
+    version and arguments, pool with its GPU kind and driver, and measuring device are all the same; of a
+    disaggregated replica, for each phase. Demand, SLO and fleet name are left out on purpose.
     """
     workload, config = spec.workload(candidate.workload), spec.config(candidate.config)
-    model, pool = spec.model(workload.model), spec.pool(config.pool)
-    trace = workload.trace
-    return sha256(
-        {
-            "workload": workload.name,
-            "model": [model.name, model.revision, model.source],
-            "trace": [trace.name, trace.digest, trace.format, trace.isl_mean_tokens, trace.osl_mean_tokens],
-            "degrees": [
-                config.tensor_parallel,
-                config.pipeline_parallel,
-                config.data_parallel,
-                config.expert_parallel,
-            ],
-            "engine": [config.engine, config.engine_version, sorted(config.engine_args)],
-            "gpu": [pool.name, pool.gpu, pool.driver, pool.gpus_per_node if config.multi_node else None],
-            "device": [spec.measurement.device],
-        }
-    )[:32]
+    model, trace = spec.model(workload.model), workload.trace
+    identity: dict[str, Any] = {
+        "workload": workload.name,
+        "model": [model.name, model.revision, model.source],
+        "trace": [trace.name, trace.digest, trace.format, trace.isl_mean_tokens, trace.osl_mean_tokens],
+        "device": [spec.measurement.device],
+    }
+    if config.disaggregated:
+        identity["phases"] = [
+            [part.phase, part.engines, _engine_identity(spec, part.engine)] for part in config.parts
+        ]
+    else:
+        identity |= _engine_identity(spec, config)
+    return sha256(identity)[:32]
+
+
+def _engine_identity(spec: FleetSpec, config: EngineConfig) -> dict[str, Any]:
+    """Return what can change the outcome of measuring one engine."""
+    pool = spec.pool(config.pool)
+    return {
+        "degrees": [
+            config.tensor_parallel,
+            config.pipeline_parallel,
+            config.data_parallel,
+            config.expert_parallel,
+        ],
+        "engine": [config.engine, config.engine_version, sorted(config.engine_args)],
+        "gpu": [pool.name, pool.gpu, pool.driver, pool.gpus_per_node if config.multi_node else None],
+    }
 
 
 def point_of(spec: FleetSpec, candidate: Candidate, load: float, repeat: int = 0) -> MeasurementPoint:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleetsieve_airflow.backends.grid import PACKAGE_PREFIX, Grid, read_grid
-from fleetsieve_airflow.feasibility import exclusion_reason
+from fleetsieve_airflow.feasibility import replica_exclusion, replicas_at_most
 from fleetsieve_airflow.ladders import listed_loads
 from fleetsieve_airflow.records import (
     PERCENTILE_NAMES,
@@ -23,6 +23,7 @@ from fleetsieve_airflow.records import (
     Candidate,
     DecisionSettings,
     EngineConfig,
+    EngineGroup,
     FleetSpec,
     LatencyLimit,
     MeasurementSettings,
@@ -36,6 +37,8 @@ from fleetsieve_airflow.spec_files import read_model, read_trace, simulated_devi
 from fleetsieve_airflow.spec_problems import Problems
 from fleetsieve_airflow.spec_schema import (
     DecisionSection,
+    EngineConfigSection,
+    EngineGroupSection,
     FleetFile,
     MeasurementSection,
     PriorSection,
@@ -160,11 +163,7 @@ class _Builder:
             name: read_model(name, section, self._base_dir, problems) for name, section in file.models.items()
         }
         self._configs = {
-            label: EngineConfig(
-                label=label,
-                **{**section.model_dump(), "engine_args": tuple(section.engine_args.items())},
-            )
-            for label, section in file.engine_configs.items()
+            label: _engine_config(label, section) for label, section in file.engine_configs.items()
         }
         workloads = tuple(self._workload(name) for name in file.workloads)
         candidates = tuple(
@@ -235,10 +234,11 @@ class _Builder:
         loads = section.loads_by_config.get(label, section.loads)
         own = label in section.loads_by_config
         path = ("workloads", workload.name, *(("loads_by_config", label) if own else ("loads",)))
-        excluded = exclusion_reason(config, self._pools[config.pool], self._models[workload.model])
+        excluded = replica_exclusion(config, self._pools, self._models[workload.model])
         if loads is None:
             return self._recorded_candidate(workload, config, excluded)
-        ladder = listed_loads(loads, workload, config, self._pools[config.pool], self._file.decision)
+        fitting = replicas_at_most(config, self._pools)
+        ladder = listed_loads(loads, workload, label, fitting, self._file.decision)
         if isinstance(ladder, str):
             self._problems.add(path, ladder, "Raise the resolution or narrow from and to.")
             return None
@@ -271,6 +271,25 @@ class _Builder:
         return Candidate(
             workload=name, config=label, load_kind=grid.load_kinds[name], loads=loads, excluded=excluded
         )
+
+
+def _engine_config(label: str, section: EngineConfigSection) -> EngineConfig:
+    values = section.model_dump(exclude={"pool", "engine_args", "prefill", "decode"})
+    return EngineConfig(
+        label=label,
+        pool=section.pool or "",
+        engine_args=tuple(section.engine_args.items()),
+        prefill=_group(section.prefill),
+        decode=_group(section.decode),
+        **values,
+    )
+
+
+def _group(section: EngineGroupSection | None) -> EngineGroup | None:
+    if section is None:
+        return None
+    values = section.model_dump(exclude={"engine_args"})
+    return EngineGroup(engine_args=tuple(section.engine_args.items()), **values)
 
 
 def _slo(section: SloSection) -> Slo:

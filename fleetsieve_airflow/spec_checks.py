@@ -9,6 +9,9 @@ from fleetsieve_airflow.backends.base import installed_backends
 from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.spec_problems import Problems
 
+#: Keys of an engine config under which a disaggregated replica's groups of engines stand.
+PHASES = ("prefill", "decode")
+
 
 def check_references(data: Mapping[str, Any], problems: Problems) -> None:
     """Add every name that refers to nothing.
@@ -17,7 +20,10 @@ def check_references(data: Mapping[str, Any], problems: Problems) -> None:
     """
     pools, models, configs = (_keys(data, section) for section in ("pools", "models", "engine_configs"))
     for label, config in _entries(data, "engine_configs"):
-        _check_name(("engine_configs", label, "pool"), "pool", config.get("pool"), pools, problems)
+        for phase, part in (((), config), *(((name,), config.get(name)) for name in PHASES)):
+            if isinstance(part, dict):
+                place = ("engine_configs", label, *phase, "pool")
+                _check_name(place, "pool", part.get("pool"), pools, problems)
     for name, workload in _entries(data, "workloads"):
         _check_name(("workloads", name, "model"), "model", workload.get("model"), models, problems)
         listed = workload.get("engine_configs")
@@ -97,15 +103,23 @@ def _check_decision(spec: FleetSpec, problems: Problems) -> None:
             "names interior_peak, which is not assumed",
             "Set decision.assumptions.interior_peak to true, or take it out.",
         )
-    if decision.cost_per_hour_max is not None:
-        used = {spec.config(item.config).pool for item in _runnable(spec)}
+    cheapest = decision.objective == "lowest_cost"
+    if decision.cost_per_hour_max is not None or cheapest:
+        used = {pool for item in _runnable(spec) for pool in spec.config(item.config).pool_gpus}
+        needs_it = "objective lowest_cost" if cheapest else "cost_per_hour_max"
         for pool in spec.pools:
             if pool.name in used and pool.price_per_gpu_hour is None:
                 problems.add(
                     ("pools", pool.name, "price_per_gpu_hour"),
-                    "is missing, and decision.cost_per_hour_max needs it",
+                    f"is missing, and decision.{needs_it} needs it",
                     "Give a price, e.g. 2.5.",
                 )
+        if cheapest and not any(spec.pool(name).price_per_gpu_hour != 0.0 for name in used):
+            problems.add(
+                ("decision", "objective"),
+                "is lowest_cost, but no pool costs anything",
+                "Give prices, or choose fewest_gpus.",
+            )
 
 
 def _runnable(spec: FleetSpec) -> Iterable[Candidate]:

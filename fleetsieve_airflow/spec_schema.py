@@ -95,10 +95,27 @@ class ModelSection(Section):
     )
 
 
-class EngineConfigSection(Section):
-    """How one replica is built."""
+class EngineGroupSection(Section):
+    """The engines of one phase of a disaggregated replica."""
 
     pool: str = Field(description="Name one of the pools.")
+    engines: Count = Field(default=1, description="Give the number of engines of this phase, e.g. 2.")
+    tensor_parallel: Count = Field(default=1, description="Give the tensor-parallel degree, e.g. 4.")
+    pipeline_parallel: Count = Field(default=1, description="Give the pipeline-parallel degree, e.g. 1.")
+    data_parallel: Count = Field(default=1, description="Give the data-parallel degree, e.g. 1.")
+    expert_parallel: bool = Field(default=False, description="Write true or false.")
+    engine_args: Options = Field(
+        default={}, description="Give arguments of these engines alone, e.g. {max-num-seqs: 512}."
+    )
+
+
+class EngineConfigSection(Section):
+    """How one replica is built: in one pool, or as groups of engines for prefill and for decode."""
+
+    pool: str | None = Field(
+        default=None,
+        description="Name one of the pools; not beside prefill and decode, which name their own.",
+    )
     tensor_parallel: Count = Field(default=1, description="Give the tensor-parallel degree, e.g. 4.")
     pipeline_parallel: Count = Field(default=1, description="Give the pipeline-parallel degree, e.g. 1.")
     data_parallel: Count = Field(default=1, description="Give the data-parallel degree, e.g. 1.")
@@ -109,6 +126,24 @@ class EngineConfigSection(Section):
     engine_args: Options = Field(
         default={}, description="Give arguments as a mapping, e.g. {max-num-seqs: 256}."
     )
+    prefill: EngineGroupSection | None = Field(
+        default=None, description="Describe the engines that prefill, e.g. {pool: h100, tensor_parallel: 2}."
+    )
+    decode: EngineGroupSection | None = Field(
+        default=None, description="Describe the engines that decode, e.g. {pool: a100, tensor_parallel: 8}."
+    )
+
+    @model_validator(mode="after")
+    def _is_built_in_one_way(self) -> EngineConfigSection:
+        groups = self.prefill is not None, self.decode is not None
+        if not any(groups) and self.pool is None:
+            raise refuse("must name a pool, or describe prefill and decode")
+        if any(groups) and not all(groups):
+            raise refuse("must describe both prefill and decode, or neither")
+        own = {"pool", "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"}
+        if all(groups) and (given := sorted(own & self.model_fields_set)):
+            raise refuse(f"must give {', '.join(given)} for prefill and for decode, not beside them")
+        return self
 
 
 class SloSection(Section):
@@ -239,7 +274,8 @@ class DecisionSection(Section):
         default=1.0, description="Give the share of demand to serve, e.g. 1.0."
     )
     tolerance: NotNegative = Field(
-        default=0.01, description="Give a fulfilment, e.g. 0.01 (GPUs for fewest_gpus)."
+        default=0.01,
+        description="Give a fulfilment, e.g. 0.01 (fewest_gpus: GPUs, lowest_cost: money per hour).",
     )
     stop_on: StopRule = Field(default="regret", description="Say what must fall to the tolerance.")
     confidence: Annotated[float, Field(gt=0.5, lt=1, allow_inf_nan=False)] | None = Field(

@@ -30,7 +30,7 @@ from fleetsieve_airflow.evidence import (
     Spend,
     TailInterval,
 )
-from fleetsieve_airflow.records import EngineConfig, FleetSpec, Trace
+from fleetsieve_airflow.records import EngineConfig, EngineGroup, FleetSpec, Trace
 from fleetsieve_airflow.serialization import (
     canonical_json,
     from_document,
@@ -119,6 +119,11 @@ MEASUREMENT = make_measurement(
 RECORDS = [
     make_spec(price_per_gpu_hour=2.5, excluded={"chat TP8": "too large"}, budget={"rounds": 3}),
     paper_spec(),
+    EngineConfig(
+        label="P2D8",
+        prefill=EngineGroup(pool="h200", tensor_parallel=2, engine_args=(("max-num-seqs", "8"),)),
+        decode=EngineGroup(pool="h100", engines=2, tensor_parallel=4),
+    ),
     make_point(),
     MEASUREMENT,
     make_evidence(MEASUREMENT, failures=[make_failure(make_point(load=12.0))]),
@@ -203,8 +208,8 @@ class TestWhatCannotBeRead:
 
     def test_a_missing_field_is_named(self) -> None:
         document = to_document(EngineConfig(label="TP4", pool="h100"))
-        del document["pool"]
-        with pytest.raises(EvidenceError, match="lacks fields: pool"):
+        del document["label"]
+        with pytest.raises(EvidenceError, match="lacks fields: label"):
             from_document(EngineConfig, document)
 
     def test_a_word_outside_its_vocabulary_is_refused(self) -> None:

@@ -348,7 +348,11 @@ class TestABadFile:
             ("models.base.revision", 1.0, "must be text (put it in quotes), got 1.0"),
             ("models.base.revision", "", "must not be empty"),
             ("models.base.config_json", "nowhere.json", "must be a readable JSON file"),
-            ("decision.objective", "max_min", "must be 'max_min_fulfilment' or 'fewest_gpus', got 'max_min'"),
+            (
+                "decision.objective",
+                "max_min",
+                "must be 'max_min_fulfilment', 'fewest_gpus' or 'lowest_cost', got 'max_min'",
+            ),
             ("decision.tolerance", -0.1, "must be at least 0, got -0.1"),
             ("decision.tolerance", math.nan, "must be a finite number, got nan"),
             ("decision.confidence", 0.5, "must be above 0.5, got 0.5"),

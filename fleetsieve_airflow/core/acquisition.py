@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from fleetsieve_airflow.core import proof
 from fleetsieve_airflow.core.allocation import SLACK, Problem, allocate_exact
-from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_of, value_of
+from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_of, solve, value_of
+from fleetsieve_airflow.core.dominance import dominated, places_of
 from fleetsieve_airflow.core.ladder import Ladder
 from fleetsieve_airflow.core.priors import believe_given
 from fleetsieve_airflow.core.proof import Question, Scene
@@ -31,6 +32,8 @@ HOPE = 0.2
 STANDS = 0.5
 #: ... and, once they are taken, with points of servers that run anyway while all of it is all but certain.
 STANDS_FREE = 0.95
+#: Into how many units the cost of all GPUs is divided where plans are compared by money.
+MONEY_UNITS = 2000
 #: Most hypothetical plans solved to thin a proof; a larger proof is used as it is.
 MAX_THINNING = 24
 #: Most chosen points whose expected fall of the regret is worked out; the others show the proof's own share.
@@ -66,65 +69,40 @@ def choose_points(
     """
     relaxed = _relaxed(problem)
     seen = box if relaxed is problem else box_of(spec, relaxed, intervals)
-    outlook = Outlook(relaxed, ladders, seen, _places(relaxed, ladders))
+    outlook = Outlook(relaxed, ladders, seen, places_of(relaxed, ladders))
     repeats = _next_points(spec, evidence, ladders)
     beaten = dominated(problem, ladders, box)
     scene = _scene(spec, outlook, repeats, evidence, beaten)
     tolerance = spec.decision.tolerance
     questions = _needed(spec, outlook, scene, tolerance)
     if not questions:
-        questions = _widest(outlook, scene)
+        questions = _widest(outlook, scene, _hopeful(problem, ladders, box))
     ordered = sorted(questions, key=lambda q: (-_urgency(scene, q), q.ladder, q.load))
     return _batch(spec, outlook, scene, repeats, ordered, budget_gpu_seconds)
 
 
-def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[bool]:
-    """Say for each ladder whether its replica's GPUs do provably as well in other replicas."""
-    result = []
-    for i, (w, c) in enumerate(_places(problem, ladders)):
-        pool = problem.pools[w][c]
-        others = [
-            (problem.gpus[w][o], box.lower[w][o])
-            for o in range(len(box.lower[w]))
-            if o != c and problem.pools[w][o] == pool and box.lower[w][o] > 0
-        ]
-        size, most = problem.gpus[w][c], problem.max_replicas[w]
-        known = _best_within(others, size, problem.node_sizes[pool], single=most is not None)
-        # an equal is only dominated by what is itself kept: strictly better, or smaller
-        result.append(known >= box.upper[w][c] * (1 - SLACK) and known > 0.0 and not ladders[i].met_upto >= 0)
-    return result
-
-
-def _best_within(items: Sequence[tuple[int, float]], size: int, node: int, *, single: bool) -> float:
-    """Return the most that replicas of these sizes serve in the place of one of ``size`` GPUs.
-
-    :param single: only one of them may take its place, because replicas are limited in number.
-    """
-    if single:
-        return max((v for g, v in items if g <= size), default=0.0)
-    if size <= node:
-        return _small_knapsack(items, size)
-    whole = _small_knapsack([(g, v) for g, v in items if g <= node], node)  # no replica straddles two nodes
-    return _small_knapsack([(node, whole), *((g, v) for g, v in items if g > node)], size)
-
-
-def _small_knapsack(items: Sequence[tuple[int, float]], size: int) -> float:
-    best = [0.0] * (size + 1)
-    for g in range(1, size + 1):
-        best[g] = max([best[g - 1], *(best[g - s] + v for s, v in items if s <= g)])
-    return best[size]
-
-
 def _relaxed(problem: Problem) -> Problem:
-    """Drop what only the general solver can handle: it decides where to look, never when to stop."""
+    """Drop what only the general solver can handle: it decides where to look, never when to stop.
+
+    All pools become one, of GPUs alike; or of money, in units that are a small share of what all GPUs cost.
+    """
     if problem.home is not None:
         return problem
-    workloads = len(problem.names)
+    workloads, unit = len(problem.names), 1.0
+    gpus, total = problem.gpus, sum(problem.totals)
+    if problem.objective == "lowest_cost":
+        unit, total = max(problem.most_needed, 1e-9) / MONEY_UNITS, MONEY_UNITS
+        gpus = tuple(
+            tuple(max(1, math.ceil(problem.price_of(w, c) / unit * (1 - SLACK))) for c in range(len(row)))
+            for w, row in enumerate(problem.gpus)
+        )
     return replace(
         problem,
+        gpus=gpus,
         pools=tuple((0,) * len(row) for row in problem.gpus),
-        totals=(sum(problem.totals),),
-        prices=(None,),
+        parts=(),
+        totals=(total,),
+        prices=(unit,),
         node_sizes=(max(problem.node_sizes),),
         min_replicas=(0,) * workloads,
         max_replicas=(None,) * workloads,
@@ -132,15 +110,6 @@ def _relaxed(problem: Problem) -> Problem:
         home=(0,) * workloads,
         _curves={},
     )
-
-
-def _places(problem: Problem, ladders: Sequence[Ladder]) -> tuple[tuple[int, int], ...]:
-    where = {
-        (name, label): (w, c)
-        for w, (name, labels) in enumerate(zip(problem.names, problem.labels, strict=True))
-        for c, label in enumerate(labels)
-    }
-    return tuple(where[ladder.candidate.workload, ladder.candidate.config] for ladder in ladders)
 
 
 def _next_points(spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder]) -> list[list[int | None]]:
@@ -197,8 +166,8 @@ def _scene(
 def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -> list[Question]:
     """Return the questions of the cheapest proof, thinned to those the regret needs."""
     problem = outlook.problem
-    if problem.objective == "fewest_gpus":
-        return _fewest_gpus_proof(outlook, scene, tolerance)
+    if problem.counts_need:
+        return _least_needed_proof(outlook, scene, tolerance)
     expected = proof.expected_capacities(scene)
     likely = value_of(problem, expected)
     goal = spec.decision.required_fulfilment
@@ -215,14 +184,13 @@ def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -
     return _thinned(outlook, scene, _merged([*lower_side, *upper_side]), tolerance)
 
 
-def _fewest_gpus_proof(outlook: Outlook, scene: Scene, tolerance: float) -> list[Question]:
-    """Prove that the expected number of GPUs reaches the requirement, and that fewer do not."""
+def _least_needed_proof(outlook: Outlook, scene: Scene, tolerance: float) -> list[Question]:
+    """Prove that the expected number of GPUs, or units of money, reaches the requirement and fewer do not."""
     problem = outlook.problem
     required = problem.required
-    expected = allocate_exact(problem, proof.expected_capacities(scene))
-    used = sum(
-        g * n for row, got in zip(problem.gpus, expected, strict=True) for g, n in zip(row, got, strict=True)
-    )
+    used = problem.gpus_of(allocate_exact(problem, proof.expected_capacities(scene)))
+    if problem.objective == "lowest_cost":
+        tolerance /= problem.prices[0] or math.inf
     smaller = replace(problem, totals=(max(1, min(used, problem.totals[0])),), _curves={})
     below = replace(
         problem, totals=(max(1, min(used, problem.totals[0]) - 1 - math.floor(tolerance)),), _curves={}
@@ -281,11 +249,21 @@ def _box_after(outlook: Outlook, scene: Scene, answers: Iterable[tuple[int, int,
     return Box(lower, upper, ranges)
 
 
-def _widest(outlook: Outlook, scene: Scene) -> list[Question]:
-    """Return the middle of the widest open interval that matters most, where no proof is in sight."""
+def _hopeful(problem: Problem, ladders: Sequence[Ladder], box: Box) -> set[int]:
+    """Return the ladders whose replicas the optimistic plan counts on: one is open while the plans differ."""
+    counts, _, _ = solve(problem, box.upper)
+    return {i for i, (w, c) in enumerate(places_of(problem, ladders)) if counts[w][c]}
+
+
+def _widest(outlook: Outlook, scene: Scene, hopeful: set[int]) -> list[Question]:
+    """Return the middle of the widest open interval that matters most, where no proof is in sight.
+
+    :param hopeful: ladders to look at first; all of them where none of these is open.
+    """
     best: tuple[float, Question] | None = None
+    some = any(scene.open_loads(i) for i in hopeful)
     for i, (w, c) in enumerate(outlook.places):
-        asked = list(scene.open_loads(i))
+        asked = list(scene.open_loads(i)) if i in hopeful or not some else []
         if not asked:
             continue
         j = asked[len(asked) // 2]

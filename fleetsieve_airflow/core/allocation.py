@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fleetsieve_airflow.records import EngineConfig, FleetSpec
 
 Array = NDArray[np.float64]
+#: Engines of one kind in a replica: index of their pool, GPUs of one engine, how many of them.
+Part = tuple[int, int, int]
 #: Relative slack that absorbs rounding of sums of capacities; far below any measured difference.
 SLACK = 1e-9
 #: Most curves that a problem remembers.
@@ -30,10 +32,11 @@ class Problem:
     """A fleet reduced to numbers. Candidates are those that can run, grouped by workload in the spec's order.
 
     :param demands: req/s per workload.  # (workloads,)
-    :param gpus: per workload, GPUs of one replica of each candidate.
-    :param pools: per workload, pool index of each candidate.
+    :param gpus: per workload, GPUs of one replica of each candidate, over all pools.
+    :param pools: per workload, pool index of each candidate; of one in two pools, that of its first part.
     :param labels: per workload, config label of each candidate.
     :param totals: usable GPUs of each pool.  # (pools,)
+    :param parts: per workload, what each candidate's replica is placed as; empty where all are one engine.
     """
 
     names: tuple[str, ...]
@@ -50,6 +53,7 @@ class Problem:
     max_replicas: tuple[int | None, ...]
     cost_per_hour_max: float | None
     home: tuple[int, ...] | None  # pool of each workload, where the exact programme applies
+    parts: tuple[tuple[tuple[Part, ...], ...], ...] = ()
     _curves: dict[tuple[int, bytes], Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -69,6 +73,40 @@ class Problem:
         """Fulfilment above which nothing counts."""
         return 1.0 if self.objective == "max_min_fulfilment" else self.required
 
+    @property
+    def counts_need(self) -> bool:
+        """Whether plans that serve what is required are compared by what they need: GPUs or money."""
+        return self.objective != "max_min_fulfilment"
+
+    @property
+    def most_needed(self) -> float:
+        """GPUs of all pools, or what they cost per hour: no plan needs more."""
+        if self.objective != "lowest_cost":
+            return float(sum(self.totals))
+        return sum((price or 0.0) * total for price, total in zip(self.prices, self.totals, strict=True))
+
+    def parts_of(self, w: int, c: int) -> tuple[Part, ...]:
+        """Return the engines that one replica of a candidate is placed as."""
+        return self.parts[w][c] if self.parts else ((self.pools[w][c], self.gpus[w][c], 1),)
+
+    def price_of(self, w: int, c: int) -> float:
+        """Return what one replica of a candidate costs per hour; a pool without a price costs nothing."""
+        return sum(((self.prices[k] or 0.0) * size * n for k, size, n in self.parts_of(w, c)), 0.0)
+
+    def gpus_of(self, counts: Sequence[Sequence[int]]) -> int:
+        """Return the GPUs of a plan."""
+        return sum(
+            g * n for row, got in zip(self.gpus, counts, strict=True) for g, n in zip(row, got, strict=True)
+        )
+
+    def cost_of(self, counts: Sequence[Sequence[int]]) -> float:
+        """Return what a plan costs per hour."""
+        return sum((self.price_of(w, c) * n for w, row in enumerate(counts) for c, n in enumerate(row)), 0.0)
+
+    def need_of(self, counts: Sequence[Sequence[int]]) -> float:
+        """Return what a plan needs in the objective's unit: GPUs, or money per hour."""
+        return self.cost_of(counts) if self.objective == "lowest_cost" else float(self.gpus_of(counts))
+
     def cap(self, w: int, capacity: float | None) -> float:
         """Return an upper capacity as a finite number: no replica counts for more than its workload asks."""
         limit = float(self.demands[w]) * max(1.0, self.required)
@@ -84,10 +122,19 @@ def problem_of(spec: FleetSpec, demand_scale: float = 1.0) -> Problem:
         if not candidate.excluded:
             running[candidate.workload].append(configs[candidate.config])
     rows = [running[workload.name] for workload in spec.workloads]
-    pools = tuple(tuple(pool_index[config.pool] for config in row) for row in rows)
+    parts = tuple(
+        tuple(
+            tuple((pool_index[part.engine.pool], part.engine.gpus, part.engines) for part in config.parts)
+            for config in row
+        )
+        for row in rows
+    )
+    pools = tuple(tuple(engines[0][0] for engines in row) for row in parts)
     gpus = tuple(tuple(config.gpus for config in row) for row in rows)
+    split = any(config.disaggregated for row in rows for config in row)
     plain = (
-        all(len(set(row)) == 1 for row in pools)
+        not split
+        and all(len(set(row)) == 1 for row in pools)
         and all(workload.min_replicas == 0 and workload.max_replicas is None for workload in spec.workloads)
         and spec.decision.cost_per_hour_max is None
         and _packs_by_sum(spec, gpus, pools)
@@ -108,6 +155,7 @@ def problem_of(spec: FleetSpec, demand_scale: float = 1.0) -> Problem:
         max_replicas=tuple(workload.max_replicas for workload in spec.workloads),
         cost_per_hour_max=spec.decision.cost_per_hour_max,
         home=tuple(row[0] for row in pools) if plain else None,
+        parts=parts if split else (),
     )
 
 
@@ -213,9 +261,9 @@ def allocate_exact(problem: Problem, capacities: Sequence[Sequence[float]]) -> l
     rows = curves(problem, capacities)
     level = best_level(problem, rows)
     needed = np.minimum(gpus_needed(problem, rows, level), [len(row) - 1 for row in rows])
-    if level < problem.ceiling or problem.objective == "fewest_gpus":
+    if level < problem.ceiling or problem.counts_need:
         reaches = level >= problem.required * (1 - SLACK)
-        if not (problem.objective == "fewest_gpus" and reaches):
+        if not (problem.counts_need and reaches):
             needed = _spend_rest(problem, rows, needed)
     return [_mix(problem, w, capacities[w], rows[w], int(needed[w])) for w in range(len(rows))]
 

@@ -86,27 +86,28 @@ def ranges_between(low: float, high: float, loads: Sequence[float] | None) -> tu
 
 
 def value_of(problem: Problem, capacities: Capacities) -> float:
-    """Return ``V(C)``: the worst fulfilment, or for ``fewest_gpus`` minus the GPUs needed.
+    """Return ``V(C)``: the worst fulfilment, or minus the GPUs, or the money per hour, that are needed.
 
-    A fleet that cannot reach the required fulfilment counts as all GPUs plus that many again times its
-    shortfall, so that the value stays finite and never falls as capacities grow.
+    A fleet that cannot reach the required fulfilment counts as needing everything plus that much again times
+    its shortfall, so that the value stays finite and never falls as capacities grow.
     """
     if problem.home is None:
         counts, _ = milp.solve(problem, capacities)
         return _value(problem, capacities, counts)
     level = best_level(problem, curves(problem, capacities))
-    if problem.objective == "max_min_fulfilment":
+    if not problem.counts_need:
         return level
     return _value(problem, capacities, allocate_exact(problem, capacities))
 
 
 def _value(problem: Problem, capacities: Capacities, counts: Counts) -> float:
     level = min(fulfilments(problem, capacities, counts))
-    if problem.objective == "max_min_fulfilment":
+    if not problem.counts_need:
         return min(level, problem.ceiling)
     if level >= problem.required * (1 - SLACK):
-        return -float(_gpus(problem, counts))
-    return -sum(problem.totals) * (2.0 - level / problem.required)
+        return -problem.need_of(counts)
+    # Pools that all are free must not make every shortfall look alike.
+    return -max(problem.most_needed, 1.0) * (2.0 - level / problem.required)
 
 
 def fulfilments(problem: Problem, capacities: Capacities, counts: Counts) -> list[float]:
@@ -161,8 +162,8 @@ def plan_of(problem: Problem, capacities: Capacities, counts: Counts, solver: st
         fulfilment=tuple(zip(problem.names, shares, strict=True)),
         min_fulfilment=min(shares),
         served_rps=sum(share * float(demand) for share, demand in zip(shares, problem.demands, strict=True)),
-        gpus=_gpus(problem, counts),
-        cost_per_hour=_cost(problem, counts),
+        gpus=problem.gpus_of(counts),
+        cost_per_hour=None if None in problem.prices else problem.cost_of(counts),
         value=_value(problem, capacities, counts),
         solver=solver,
         solver_status=status,
@@ -190,7 +191,7 @@ def regret_of(problem: Problem, box: Box, counts: Counts, *, enough: float = mat
     """
     best = value_of(problem, box.upper)
     gap = max(0.0, best - _value(problem, box.lower, counts))
-    if problem.objective != "max_min_fulfilment" or gap <= SLACK:
+    if problem.counts_need or gap <= SLACK:
         return gap  # the cost of a plan does not depend on the truth, so nothing is shared
     worst = 0.0
     lows = fulfilments(problem, box.lower, counts)
@@ -254,19 +255,3 @@ def scenarios_of(spec: FleetSpec, counts: Counts, capacities: Capacities) -> tup
         )
         rows.append(Scenario(demand_scale=scale, min_fulfilment=min(shares), lost_rps=lost))
     return tuple(rows)
-
-
-def _gpus(problem: Problem, counts: Counts) -> int:
-    return sum(
-        g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True)
-    )
-
-
-def _cost(problem: Problem, counts: Counts) -> float | None:
-    if any(price is None for price in problem.prices):
-        return None
-    return sum(
-        (problem.prices[problem.pools[w][c]] or 0.0) * problem.gpus[w][c] * n
-        for w, row in enumerate(counts)
-        for c, n in enumerate(row)
-    )

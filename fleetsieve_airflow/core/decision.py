@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetsieve_airflow.core.acquisition import choose_points, dominated
+from fleetsieve_airflow.core.acquisition import choose_points
 from fleetsieve_airflow.core.allocation import SLACK, Problem, problem_of
 from fleetsieve_airflow.core.bounds import Box, box_of, plan_of, regret_of, scenarios_of, solve
+from fleetsieve_airflow.core.dominance import dominated
 from fleetsieve_airflow.core.intervals import apply_interior_peak, fit_intervals
 from fleetsieve_airflow.core.ladder import Ladder, ladders_of
 from fleetsieve_airflow.evidence import (

@@ -16,7 +16,7 @@ from fleetsieve_airflow.core.intervals import fit_intervals
 from fleetsieve_airflow.core.verdict import margin
 from fleetsieve_airflow.errors import CertificateError, EvidenceError
 from fleetsieve_airflow.evidence import CapacityInterval, Evidence, Measurement, PriorCapacity, PriorLoad
-from fleetsieve_airflow.records import Candidate, FleetSpec, Slo
+from fleetsieve_airflow.records import Candidate, EngineConfig, FleetSpec, Slo
 from fleetsieve_airflow.serialization import SCHEMA_VERSION, from_plain, profile_digest
 
 #: Releases that a load which was not measured since is remembered for.
@@ -93,12 +93,13 @@ def _is_alike(spec: FleetSpec, earlier: FleetSpec, candidate: Candidate) -> bool
     ]:
         return False
     config, before = spec.config(candidate.config), earlier.config(candidate.config)
-    return (
-        config.gpus == before.gpus
-        and spec.pool(config.pool).gpu == earlier.pool(before.pool).gpu
-        and profile_digest(spec, candidate)
-        != profile_digest(earlier, earlier.candidate(candidate.workload, candidate.config))
-    )
+    return _hardware(spec, config) == _hardware(earlier, before) and profile_digest(
+        spec, candidate
+    ) != profile_digest(earlier, earlier.candidate(candidate.workload, candidate.config))
+
+
+def _hardware(spec: FleetSpec, config: EngineConfig) -> list[tuple[str, str, int]]:
+    return [(part.phase, spec.pool(part.engine.pool).gpu, part.gpus) for part in config.parts]
 
 
 def _slo_of(spec: FleetSpec, workload: str) -> Slo | None:

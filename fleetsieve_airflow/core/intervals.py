@@ -148,7 +148,12 @@ def apply_interior_peak(
     result = {interval.label: (interval, "") for interval in intervals}
     for workload in spec.workloads:
         row = sorted(
-            (i for i in intervals if i.workload == workload.name), key=lambda i: spec.config(i.config).gpus
+            (
+                interval
+                for interval in intervals
+                if interval.workload == workload.name and not spec.config(interval.config).disaggregated
+            ),
+            key=lambda interval: spec.config(interval.config).gpus,
         )
         gpus = [spec.config(interval.config).gpus for interval in row]
         if len(set(gpus)) < len(gpus) or len(row) < LEAST_DEGREES:

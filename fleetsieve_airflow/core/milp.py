@@ -1,8 +1,10 @@
 """The general allocation model, solved by HiGHS through PuLP: several pools and side constraints.
 
 Stages are solved one after the other, each holding what the earlier ones reached: worst fulfilment, served
-rate, fewest GPUs (or, for ``fewest_gpus``: GPUs, then smallest headroom). Counts are integers; what they
-reach is recomputed from them, so the solver's tolerances never enter a certificate.
+rate, fewest GPUs. Where the demand can be met, ``fewest_gpus`` and ``lowest_cost`` compare what plans need
+instead, then the smallest headroom. A replica of several engines takes GPUs of several pools, and each engine
+a place of its own. Counts are integers; what they reach is recomputed from them, so the solver's tolerances
+never enter a certificate.
 """
 
 from __future__ import annotations
@@ -42,9 +44,8 @@ def solve(problem: Problem, capacities: Sequence[Sequence[float]]) -> tuple[Coun
     :param capacities: req/s of one replica of each candidate, finite.
     :raises SolverError: no stage could be solved to a proven optimum.
     """
-    if problem.objective == "fewest_gpus":
-        if (found := _fewest_gpus(problem, capacities)) is not None:
-            return found, "Optimal"
+    if problem.counts_need and (found := _least_needed(problem, capacities)) is not None:
+        return found, "Optimal"
     model = _model(problem, capacities)
     level = pulp.LpVariable("level", 0.0, problem.ceiling)
     _require_level(model, problem, level)
@@ -54,21 +55,21 @@ def solve(problem: Problem, capacities: Sequence[Sequence[float]]) -> tuple[Coun
     counts = _optimise(model, -pulp.lpSum(model.served))
     total = sum(_served(problem, capacities, counts))
     model.problem += pulp.lpSum(model.served) >= total * (1 - HELD)
-    return _optimise(model, _gpus(problem, model.counts)), "Optimal"
+    return _optimise(model, _need(problem, model.counts)), "Optimal"
 
 
-def _fewest_gpus(problem: Problem, capacities: Sequence[Sequence[float]]) -> Counts | None:
-    """Return the smallest plan that reaches the required fulfilment, or None where none does."""
+def _least_needed(problem: Problem, capacities: Sequence[Sequence[float]]) -> Counts | None:
+    """Return the smallest, or cheapest, plan that reaches the required fulfilment; None where none does."""
     model = _model(problem, capacities)
     _require_level(model, problem, problem.required * (1 - SLACK))
     try:
-        counts = _optimise(model, _gpus(problem, model.counts))
+        counts = _optimise(model, _need(problem, model.counts))
     except SolverError:
         return None
-    used = sum(
-        g * n for row, got in zip(problem.gpus, counts, strict=True) for g, n in zip(row, got, strict=True)
-    )
-    model.problem += _gpus(problem, model.counts) <= used
+    if problem.objective == "lowest_cost":
+        model.problem += _need(problem, model.counts) <= problem.cost_of(counts) * (1 + HELD)
+        counts = _optimise(model, _gpus(problem, model.counts))
+    model.problem += _gpus(problem, model.counts) <= problem.gpus_of(counts)
     headroom = pulp.LpVariable("headroom", 0.0)
     for w, row in enumerate(capacities):
         model.problem += _capacity(model.counts[w], row) >= float(problem.demands[w]) * headroom
@@ -79,8 +80,13 @@ def _model(problem: Problem, capacities: Sequence[Sequence[float]]) -> _Model:
     lp = pulp.LpProblem("fleet", pulp.LpMinimize)
     counts = [
         [
-            pulp.LpVariable(f"n_{w}_{c}", 0, problem.totals[problem.pools[w][c]] // size, cat="Integer")
-            for c, size in enumerate(row)
+            pulp.LpVariable(
+                f"n_{w}_{c}",
+                0,
+                min(problem.totals[k] // (size * n) for k, size, n in problem.parts_of(w, c)),
+                cat="Integer",
+            )
+            for c in range(len(row))
         ]
         for w, row in enumerate(problem.gpus)
     ]
@@ -92,23 +98,16 @@ def _model(problem: Problem, capacities: Sequence[Sequence[float]]) -> _Model:
             lp += pulp.lpSum(counts[w]) <= most
     for k, total in enumerate(problem.totals):
         members = [
-            (size, counts[w][c])
+            (size, n * counts[w][c])
             for w, row in enumerate(problem.gpus)
-            for c, size in enumerate(row)
-            if problem.pools[w][c] == k
+            for c in range(len(row))
+            for pool, size, n in problem.parts_of(w, c)
+            if pool == k
         ]
         lp += pulp.lpSum(size * count for size, count in members) <= total
         _pack_nodes(lp, k, total, problem.node_sizes[k], members)
     if problem.cost_per_hour_max is not None:
-        prices = [0.0 if price is None else price for price in problem.prices]
-        lp += (
-            pulp.lpSum(
-                prices[problem.pools[w][c]] * size * counts[w][c]
-                for w, row in enumerate(problem.gpus)
-                for c, size in enumerate(row)
-            )
-            <= problem.cost_per_hour_max
-        )
+        lp += _cost(problem, counts) <= problem.cost_per_hour_max
     return _Model(lp, counts, served)
 
 
@@ -169,6 +168,14 @@ def _gpus(problem: Problem, counts: Sequence[Sequence[Any]]) -> Any:
         for row, got in zip(problem.gpus, counts, strict=True)
         for size, n in zip(row, got, strict=True)
     )
+
+
+def _cost(problem: Problem, counts: Sequence[Sequence[Any]]) -> Any:
+    return pulp.lpSum(problem.price_of(w, c) * n for w, row in enumerate(counts) for c, n in enumerate(row))
+
+
+def _need(problem: Problem, counts: Sequence[Sequence[Any]]) -> Any:
+    return _cost(problem, counts) if problem.objective == "lowest_cost" else _gpus(problem, counts)
 
 
 def _fulfilments(problem: Problem, capacities: Sequence[Sequence[float]], counts: Counts) -> list[float]:

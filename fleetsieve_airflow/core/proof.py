@@ -85,9 +85,9 @@ class Scene:
     askable: Sequence[Sequence[bool]]
     dominated: Sequence[bool]
 
-    def open_loads(self, i: int) -> Iterable[int]:
+    def open_loads(self, i: int) -> list[int]:
         """Return the loads of a ladder worth asking about."""
-        return () if self.dominated[i] else (j for j in self.ladders[i].unknown() if self.askable[i][j])
+        return [] if self.dominated[i] else [j for j in self.ladders[i].unknown() if self.askable[i][j]]
 
 
 def expected_capacities(scene: Scene, chance: float = 0.5) -> list[list[float]]:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetsieve_airflow.core.acquisition import dominated
 from fleetsieve_airflow.core.allocation import problem_of
 from fleetsieve_airflow.core.bounds import box_of
 from fleetsieve_airflow.core.decision import decide
+from fleetsieve_airflow.core.dominance import dominated
 from fleetsieve_airflow.core.intervals import fit_intervals
 from fleetsieve_airflow.core.ladder import ladders_of
 from fleetsieve_airflow.evidence import Decision, Evidence, PointFailure, PriorCapacity

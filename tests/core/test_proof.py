@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fleetsieve_airflow.core.acquisition import dominated
 from fleetsieve_airflow.core.allocation import problem_of
 from fleetsieve_airflow.core.belief import Belief, believe
 from fleetsieve_airflow.core.bounds import box_of, value_of
+from fleetsieve_airflow.core.dominance import dominated
 from fleetsieve_airflow.core.intervals import fit_intervals
 from fleetsieve_airflow.core.ladder import Ladder, ladders_of
 from fleetsieve_airflow.core.proof import (

@@ -130,18 +130,18 @@ def places(server: TrueServer) -> st.SearchStrategy[list[tuple[str, str, int]]]:
 
 def all_plans(problem: Problem) -> list[Counts]:
     """List every plan whose replicas fit into the pools by their sum."""
-    sizes = [
-        (w, c, size, problem.pools[w][c]) for w, row in enumerate(problem.gpus) for c, size in enumerate(row)
-    ]
+    parts = [(w, problem.parts_of(w, c)) for w, row in enumerate(problem.gpus) for c in range(len(row))]
+    most = [min(problem.totals[k] // (size * n) for k, size, n in placed) for _, placed in parts]
     plans = []
-    for counts in itertools.product(*(range(problem.totals[k] // size + 1) for *_, size, k in sizes)):
+    for counts in itertools.product(*(range(count + 1) for count in most)):
         used = [0] * len(problem.totals)
-        for n, (*_, size, k) in zip(counts, sizes, strict=True):
-            used[k] += n * size
+        for replicas, (_, placed) in zip(counts, parts, strict=True):
+            for k, size, n in placed:
+                used[k] += replicas * size * n
         if all(have <= total for have, total in zip(used, problem.totals, strict=True)):
             rows: list[list[int]] = [[] for _ in problem.gpus]
-            for n, (w, *_) in zip(counts, sizes, strict=True):
-                rows[w].append(n)
+            for replicas, (w, _) in zip(counts, parts, strict=True):
+                rows[w].append(replicas)
             plans.append(tuple(tuple(row) for row in rows))
     return plans
 
