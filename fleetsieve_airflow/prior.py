@@ -38,11 +38,11 @@ def simulated_priors(spec: FleetSpec) -> tuple[PriorCapacity, ...]:
     from fleetsieve_airflow.simulator.prior import prior_capacities
 
     engines, why = FleetEngines(spec, spec.prior.simulator), "no candidate has a capacity"
-    found = prior_capacities(spec, engines.engine, fleet_requests(spec, engines))
+    found = prior_capacities(spec, engines.replica, fleet_requests(spec, engines))
     if not found:
         for candidate in spec.candidates:
             try:
-                engines.engine(candidate.workload, candidate.config)
+                engines.replica(candidate.workload, candidate.config)
             except PerfDataError as error:
                 why = str(error)
                 break

@@ -87,9 +87,11 @@ class Grid:
         if "engine_config" in self.columns:
             return config.label
         if config.gpus != config.tensor_parallel:
+            more = f"pipeline_parallel {config.pipeline_parallel}, data_parallel {config.data_parallel} too"
+            if config.disaggregated:
+                more = "engines of two phases"
             raise GridError(
-                f"{self.path}: rows name a tensor_parallel degree only, but {config.label} has "
-                f"pipeline_parallel {config.pipeline_parallel} and data_parallel {config.data_parallel} too.",
+                f"{self.path}: rows name a tensor_parallel degree only, but {config.label} has {more}.",
                 hint="Add a column engine_config with the spec's labels.",
             )
         return config.tensor_parallel

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fleetsieve_airflow.simulator.engine import Constants, EngineModel
     from fleetsieve_airflow.simulator.events import Outcome
     from fleetsieve_airflow.simulator.fleet import FleetEngines
+    from fleetsieve_airflow.simulator.pools import AnyEngine
 
 OPTIONS = ("tables", "constants", "run_to_run_cv", "timeout_s")
 
@@ -55,6 +56,12 @@ class SimulateBackend:
             if candidates and all(problems):
                 raise SpecError(f"workloads.{workload.name}: no candidate can be simulated: {problems[0]}")
             for candidate in candidates:
+                split = spec.config(candidate.config).disaggregated
+                if split and candidate.load_kind == "concurrency":
+                    raise SpecError(
+                        f"{candidate.label}: a disaggregated replica is simulated under offered loads only.",
+                        hint="Give its workload loads of offered_load_rps.",
+                    )
                 if candidate.load_kind == "offered_load_rps":
                     fewest = round(candidate.loads[0] * duration)
                     require_enough_requests(candidate.label, workload.slo, fewest)
@@ -72,15 +79,14 @@ class SimulateBackend:
         engines = self._of(spec)
         startup = point.gpus * spec.measurement.startup_s
         try:
-            engine = engines.engine(point.workload, point.config)
+            engine = engines.replica(point.workload, point.config)
         except PerfDataError as error:
             return Measurement(point=point, served_rps=0.0, refused=str(error), gpu_seconds_billed=startup)
         if engine.kv_tokens < 1:
-            reason = f"{engine.shape.name} as {engine.plan.label} leaves no memory for the KV cache."
+            short = min(models_of(engine), key=lambda model: model.kv_tokens)
+            reason = f"{short.shape.name} as {short.plan.label} leaves no memory for the KV cache."
             return Measurement(point=point, served_rps=0.0, refused=reason, gpu_seconds_billed=startup)
-        rows, samples = _run(
-            spec, point, _varied(spec, point, engine), engines.copies(point.workload, point.config)
-        )
+        rows, samples = _run(spec, point, _varied(spec, point, engine), engines)
         slo = spec.workload(point.workload).slo
         return judge(
             point,
@@ -89,7 +95,7 @@ class SimulateBackend:
             samples,
             gates=gates_for(slo),
             startup_gpu_seconds=startup,
-            versions=(("simulator", engine.database.name), *_flags(engine)),
+            versions=_versions(engine),
         )
 
     def _of(self, spec: FleetSpec) -> FleetEngines:
@@ -103,7 +109,7 @@ class SimulateBackend:
 
 def _problem(engines: FleetEngines, workload: str, config: str) -> str:
     try:
-        engines.engine(workload, config)
+        engines.replica(workload, config)
     except FleetsieveError as error:
         return str(error)
     return ""
@@ -127,8 +133,15 @@ def _constants(spec: FleetSpec) -> Constants:
     return Constants(**given)
 
 
-def _varied(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> EngineModel:
-    """Return the engine as it happens to run this time: step times vary, drawn from the point's key."""
+def models_of(engine: AnyEngine) -> tuple[EngineModel, ...]:
+    """Return the engine models of a replica: its own, or that of each phase."""
+    from fleetsieve_airflow.simulator.pools import SplitEngine
+
+    return (engine.prefill, engine.decode) if isinstance(engine, SplitEngine) else (engine,)
+
+
+def _varied(spec: FleetSpec, point: MeasurementPoint, engine: AnyEngine) -> AnyEngine:
+    """Return the replica as it happens to run this time: step times vary, drawn from the point's key."""
     import numpy as np
 
     spread = float(spec.measurement.option("run_to_run_cv", "0"))
@@ -146,17 +159,29 @@ def _varied(spec: FleetSpec, point: MeasurementPoint, engine: EngineModel) -> En
 
 
 def _run(
-    spec: FleetSpec, point: MeasurementPoint, engine: EngineModel, copies: int
+    spec: FleetSpec, point: MeasurementPoint, engine: AnyEngine, engines: FleetEngines
 ) -> tuple[list[TraceRow], list[Sample]]:
     """Return the requests as they were sent, and what became of each."""
     from fleetsieve_airflow.simulator.arrivals import thinned
     from fleetsieve_airflow.simulator.events import StepTimes, simulate
+    from fleetsieve_airflow.simulator.pools import SplitEngine, simulate_split
 
     timeout = spec.measurement.option("timeout_s")
-    times = StepTimes(engine)
-    requests = _requests(spec, point.workload, point.load_kind, point.load, point.seed, engine)
+    requests = _requests(spec, point.workload, point.load_kind, point.load, point.seed, models_of(engine)[-1])
     rows: list[TraceRow] = []
     samples: list[Sample] = []
+    if isinstance(engine, SplitEngine):
+        outcome = simulate_split(
+            engine.prefill,
+            engine.decode,
+            requests,
+            prefills=engine.prefills,
+            decoders=engine.decoders,
+            timeout_s=float(timeout) if timeout else None,
+        )
+        _record(outcome, requests, rows, samples)
+        return rows, samples
+    times, copies = StepTimes(engine), engines.copies(point.workload, point.config)
     for copy in range(copies):
         share = thinned(requests, copies, copy)
         for rank in range(engine.plan.dp):
@@ -198,7 +223,7 @@ def fleet_requests(
     """Return what gives a candidate's requests at a load: the window of its trace a live run replays."""
 
     def requests_at(candidate: Candidate, load: float) -> Requests:
-        engine = engines.engine(candidate.workload, candidate.config)
+        engine = models_of(engines.replica(candidate.workload, candidate.config))[-1]
         return _requests(spec, candidate.workload, candidate.load_kind, load, seed, engine)
 
     return requests_at
@@ -229,5 +254,9 @@ def _fastest_rps(trace: Trace, load: float, engine: EngineModel) -> float:
     return 2.0 * load / max(alone, 0.02)
 
 
-def _flags(engine: EngineModel) -> tuple[tuple[str, str], ...]:
-    return (("beyond_tables", "; ".join(engine.beyond)),) if engine.beyond else ()
+def _versions(engine: AnyEngine) -> tuple[tuple[str, str], ...]:
+    """Return what simulated, and what of it lies beyond the tables."""
+    models = models_of(engine)
+    beyond = "; ".join(dict.fromkeys(what for model in models for what in model.beyond))
+    name = " + ".join(dict.fromkeys(model.database.name for model in models))
+    return (("simulator", name), *((("beyond_tables", beyond),) if beyond else ()))

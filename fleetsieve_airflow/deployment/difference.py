@@ -94,8 +94,9 @@ def _facts(kind: ReplicaKind) -> dict[str, Any]:
     config = {
         field.name: getattr(kind.config, field.name)
         for field in fields(kind.config)
-        if field.name not in ("label", "engine_args")
+        if field.name not in ("label", "engine_args", "prefill", "decode")
     }
+    config |= {part.phase: part.words for part in kind.config.parts if part.phase}
     model = {"model": kind.model.name, "revision": kind.model.revision, "source": kind.model.source}
     facts = {**config, **model, "GPU": kind.gpu, **dict(kind.config.engine_args)}
     # An empty text is a fact that is not said.

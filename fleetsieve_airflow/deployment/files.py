@@ -17,10 +17,10 @@ Render = Callable[[FleetPlan, ExportOptions], str]
 
 
 def render_json(plan: FleetPlan, options: ExportOptions) -> str:
-    """Return the plan as JSON; replicas of vLLM carry their command and image too."""
+    """Return the plan as JSON; whole replicas of vLLM carry their command and image too."""
     document = plan_document(plan)
     for row, kind in zip(document["kinds"], plan.kinds, strict=True):
-        if kind.config.engine == "vllm":
+        if kind.config.engine == "vllm" and not kind.config.disaggregated:
             row["command"] = list(replica_command(kind))
             row["image"] = ":".join(options.image_of(kind))
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -99,10 +99,17 @@ def require_deployable(plan: FleetPlan, options: ExportOptions) -> None:
 
 
 def require_vllm(kind: ReplicaKind) -> None:
-    """Refuse an engine whose command line is not known here.
+    """Refuse a replica whose command line is not known here.
 
-    :raises DeploymentError: another engine than vLLM.
+    :raises DeploymentError: another engine than vLLM, or engines that prefill and decode apart.
     """
+    if kind.config.disaggregated:
+        built = " and ".join(f"{part.phase} {part.words}" for part in kind.config.parts)
+        raise DeploymentError(
+            f"{kind.label}: a disaggregated replica ({built}) cannot be exported: which connector moves its "
+            "cache between the engines is not part of the plan.",
+            hint="Use --format json, and start both phases with your connector and router.",
+        )
     if kind.config.engine != "vllm":
         raise DeploymentError(
             f"{kind.label}: engine {kind.config.engine!r} cannot be exported; known: vllm.",

@@ -47,8 +47,8 @@ class ReplicaKind:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether one replica has more GPUs than a node."""
-        return self.config.gpus > self.gpus_per_node
+        """Whether one engine has more GPUs than a node."""
+        return any(part.engine.gpus > self.gpus_per_node for part in self.config.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,14 @@ def deployed(
         if not item.replicas:
             continue
         config = spec.config(item.config)
-        pool = spec.pool(config.pool)
+        pools = [spec.pool(part.engine.pool) for part in config.parts]
         kinds.append(
             ReplicaKind(
                 workload=item.workload,
                 config=config,
                 model=spec.model(spec.workload(item.workload).model),
-                gpu=pool.gpu,
-                gpus_per_node=pool.gpus_per_node,
+                gpu=" + ".join(dict.fromkeys(pool.gpu for pool in pools)),
+                gpus_per_node=min(pool.gpus_per_node for pool in pools),
                 replicas=item.replicas,
                 capacity_rps=item.capacity_rps,
             )

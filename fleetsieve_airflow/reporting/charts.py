@@ -55,7 +55,7 @@ class _Frame:
 
     @classmethod
     def of(cls, spec: FleetSpec, series: words.BoundsSeries, width: float) -> _Frame:
-        value_max = draw.nice_ceiling(series.limit + 1.0) if words.counts_gpus(spec) else 1.0
+        value_max = draw.nice_ceiling(words.beyond(spec)) if words.counts_need(spec) else 1.0
         return cls(50.0, width - 12.0, 40.0, 214.0, 258.0, len(series.rounds), value_max)
 
     def x(self, slot: float) -> float:
@@ -87,7 +87,7 @@ def _axes(spec: FleetSpec, series: words.BoundsSeries, frame: _Frame) -> str:
         value = frame.value_max * step / 4
         y = frame.y(value)
         parts.append(draw.line(frame.left, y, frame.right, y, stroke=GRID))
-        shown = draw.number(value) if words.counts_gpus(spec) else draw.percent(value)
+        shown = draw.number(value) if words.counts_need(spec) else draw.percent(value)
         parts.append(draw.label(frame.left - 6, y + 4, shown, text_anchor="end", fill=MUTED))
     limit = frame.y(series.limit)
     parts.append(

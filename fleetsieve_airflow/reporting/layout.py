@@ -282,19 +282,20 @@ def chosen_interval(decision: Decision, workload: str) -> CapacityInterval | Non
 def point_params(spec: FleetSpec, point: MeasurementPoint) -> dict[str, str]:
     """Return the immutable facts of a measured point: what was measured, on what, under which load."""
     workload, config = spec.workload(point.workload), spec.config(point.config)
-    model, pool, trace = spec.model(workload.model), spec.pool(config.pool), workload.trace
+    model, trace, parts = spec.model(workload.model), workload.trace, config.parts
     return _texts(
         {
             "workload": workload.name,
             "engine_config": config.label,
             "model": model.name,
             "model_revision": model.revision,
-            "tensor_parallel": config.tensor_parallel,
+            "tensor_parallel": None if config.disaggregated else config.tensor_parallel,
+            **{part.phase: part.words for part in parts if part.phase},
             "gpus": config.gpus,
             point.load_kind: f"{point.load:g}",
             "duration_s": f"{point.duration_s:g}",
             "seed": point.seed,
-            "gpu": pool.gpu,
+            "gpu": " + ".join(dict.fromkeys(spec.pool(part.engine.pool).gpu for part in parts)),
             "engine": config.engine,
             "engine_version": config.engine_version,
             "engine_args": " ".join(f"{name} {value}".strip() for name, value in config.engine_args),

@@ -66,7 +66,7 @@ def bounds_png(spec: FleetSpec, rounds: Sequence[Decision]) -> bytes:
 
 def _draw(axes: Axes, spec: FleetSpec, series: words.BoundsSeries) -> None:
     edges = [slot - 0.5 for slot in range(len(series.rounds) + 1)]
-    scale = 1.0 if words.counts_gpus(spec) else 100.0
+    scale = 1.0 if words.counts_need(spec) else 100.0
     low, high = ([scale * value for value in values] for values in (series.conservative, series.optimistic))
     axes.stairs(high, edges, baseline=low, fill=True, color=PALE, alpha=0.7)
     axes.stairs(low, edges, baseline=None, color=BLUE, linewidth=2.5, label="conservative plan")
@@ -88,8 +88,8 @@ def _draw(axes: Axes, spec: FleetSpec, series: words.BoundsSeries) -> None:
             fontweight="bold",
         )
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0.0, 1.06 * scale * (series.limit + 1.0 if words.counts_gpus(spec) else 1.0))
-    axes.set_ylabel(series.title + ("" if words.counts_gpus(spec) else " [%]"))
+    axes.set_ylim(0.0, 1.06 * (words.beyond(spec) if words.counts_need(spec) else scale))
+    axes.set_ylabel(series.title + ("" if words.counts_need(spec) else " [%]"))
     axes.set_xlabel("round")
     axes.locator_params(axis="y", integer=True)
     every = -(-len(series.rounds) // 20)

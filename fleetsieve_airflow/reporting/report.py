@@ -158,14 +158,8 @@ class _Page:
 
     def _five(self, decision: Decision) -> str:
         spec, spend, plan = self.spec, decision.spend, decision.conservative
-        if words.counts_gpus(spec):
-            needed = words.plan_value_text(spec, words.objective_value(spec, plan))
-            first = (f"{needed.split(' ')[0]} / {words.usable_gpus(spec):,}", "GPUs needed / in the pool")
-            if needed.startswith("more"):
-                first = (
-                    f"? / {words.usable_gpus(spec):,}",
-                    "GPUs needed / in the pool: no plan is certain yet",
-                )
+        if words.counts_need(spec):
+            first = words.need_card(spec, plan)
         else:
             first = (
                 percent(plan.min_fulfilment),
@@ -278,7 +272,7 @@ class _Page:
             spec, self.rounds, width=charts.HALF_WIDTH if half else charts.FULL_WIDTH
         )
         intervals = charts.capacity_intervals(spec, decision, shown)
-        more = " Above the pool: no plan is sure to serve the demand yet." if words.counts_gpus(spec) else ""
+        more = " Above the pool: no plan is sure to serve the demand yet." if words.counts_need(spec) else ""
         left = (
             f"<div><h2>{escape(words.objective_title(spec))} by round</h2>{bounds}<br>"
             "<small>The best plan lies in the band. GPU-s: GPU-seconds spent on measuring up to that round."

@@ -118,12 +118,13 @@ def _slo_html(workload: Workload) -> str:
 
 def next_points_table(spec: FleetSpec, decision: Decision, most: int) -> str:
     """Return the points that would be measured next, by job, with reason, chance and price."""
-    fewest = words.counts_gpus(spec)
+    need = words.counts_need(spec)
+    unit = {"fewest_gpus": " [GPUs]", "lowest_cost": " [cost per hour]"}.get(spec.decision.objective, "")
     columns: list[Column] = [
         ("point", False),
         ("why", False),
         ("chance to meet the SLO", True),
-        (f"expected fall of the regret per 1,000 GPU-seconds{' [GPUs]' if fewest else ''}", True),
+        (f"expected fall of the regret per 1,000 GPU-seconds{unit}", True),
         ("GPU-seconds billed", True),
         ("job", True),
     ]
@@ -132,7 +133,7 @@ def next_points_table(spec: FleetSpec, decision: Decision, most: int) -> str:
             f"<b>{escape(planned.point.label)}</b>",
             escape(cut(sentence(planned.reason), _LONGEST_TEXT)),
             percent(planned.probability_met),
-            _fall(planned.expected_fall_per_gpu_second * 1000.0, fewest),
+            _fall(planned.expected_fall_per_gpu_second * 1000.0, need),
             number(planned.gpu_seconds_billed),
             str(planned.job + 1),
         ]

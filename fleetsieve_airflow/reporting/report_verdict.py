@@ -64,13 +64,15 @@ def _feasible(spec: FleetSpec, decision: Decision) -> VerdictText:
     plan = decision.conservative
     named = words.plan_text(plan)
     gpus = words.gpus_text(spec, plan)
+    if words.counts_money(spec):
+        gpus += f", {words.need_text(spec, words.needed(spec, plan))}"
     headline = f"Decided: {named} ({gpus})." if named else f"Decided: {gpus}."
     if words.reaches_required(spec, plan):
         meaning = (
             f"This plan serves {_required(spec)} within its SLO even at the lowest capacities still possible."
         )
-        if words.counts_gpus(spec):
-            meaning += _fewer_gpus(spec, decision)
+        if words.counts_need(spec):
+            meaning += _less_needed(spec, decision)
     else:
         meaning = (
             f"This plan serves at least {percent(plan.min_fulfilment)} of every workload's demand within its "
@@ -86,11 +88,12 @@ def _required(spec: FleetSpec) -> str:
     return f"at least {percent(required)} of every workload's demand"
 
 
-def _fewer_gpus(spec: FleetSpec, decision: Decision) -> str:
+def _less_needed(spec: FleetSpec, decision: Decision) -> str:
+    money = words.counts_money(spec)
     if decision.gap <= words.EXACT:
-        return " No plan with fewer GPUs does so even at the highest."
+        return f" No {'cheaper plan' if money else 'plan with fewer GPUs'} does so even at the highest."
     loss = words.objective_text(spec, _loss(spec, decision))
-    return f" No plan can do so with more than {loss} fewer: within the tolerance."
+    return f" No plan can do so with more than {loss} {'less' if money else 'fewer'}: within the tolerance."
 
 
 def _no_better(spec: FleetSpec, decision: Decision) -> str:
@@ -170,14 +173,15 @@ def _losses(spec: FleetSpec, decision: Decision) -> str:
 
 def _both_plans(spec: FleetSpec, decision: Decision) -> str:
     low, high = decision.conservative, decision.optimistic
-    if words.counts_gpus(spec):
+    if words.counts_need(spec):
+        sure, hope = (words.need_text(spec, words.needed(spec, plan)) for plan in (low, high))
         sure = (
-            f"The conservative plan needs {count(low.gpus, 'GPU')}"
+            f"The conservative plan {'costs' if words.counts_money(spec) else 'needs'} {sure}"
             if words.reaches_required(spec, low)
             else "No plan is sure to serve the demand yet"
         )
         hope = (
-            f"{count(high.gpus, 'GPU')} may be enough"
+            f"{hope} may be enough"
             if words.reaches_required(spec, high)
             else f"the most that may be served is {percent(high.min_fulfilment)}"
         )
@@ -200,7 +204,7 @@ def _both_plans(spec: FleetSpec, decision: Decision) -> str:
 def _undetermined(spec: FleetSpec, decision: Decision) -> VerdictText:
     tolerance = words.objective_text(spec, spec.decision.tolerance)
     meaning = f"{_both_plans(spec, decision)}. "
-    if not (words.counts_gpus(spec) and not words.reaches_required(spec, decision.conservative)):
+    if not (words.counts_need(spec) and not words.reaches_required(spec, decision.conservative)):
         gap, regret = (words.objective_text(spec, value) for value in (decision.gap, decision.regret))
         meaning += f"The gap is {gap} and the regret at most {regret}, where {tolerance} is tolerated. "
     if decision.points:

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from fleetsieve_airflow.evidence import Allocation, Bound, CapacityInterval, Decision, Plan, PriorCapacity
-from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Slo, Source, Workload
+from fleetsieve_airflow.records import Candidate, FleetSpec, LoadKind, Objective, Slo, Source, Workload
 from fleetsieve_airflow.reporting.charts_svg import count, number, percent
 
 #: How much may be missing from a required fulfilment before it is not reached: far below what is ever shown.
@@ -29,6 +29,17 @@ SOURCE_WORDS: Final[dict[Source, str]] = {
     "none": "nothing known yet",
 }
 
+
+_TITLES: Final[dict[Objective, str]] = {
+    "max_min_fulfilment": "Fulfilment of the worst-served workload",
+    "fewest_gpus": "GPUs needed",
+    "lowest_cost": "Cost per hour",
+}
+_LIMIT_NAMES: Final[dict[Objective, str]] = {
+    "max_min_fulfilment": "required",
+    "fewest_gpus": "GPUs in the pool",
+    "lowest_cost": "cost of all GPUs",
+}
 
 #: Where the first measurements of a campaign were steered from.
 PRIOR_WORDS: Final[dict[Source, str]] = {
@@ -48,7 +59,7 @@ def prior_text(priors: Sequence[PriorCapacity]) -> str:
 class BoundsSeries:
     """The objective of both plans by round, with what had been spent: the data of a bounds-by-round picture.
 
-    ``limit`` is the required fulfilment, or the GPUs that may be used.
+    ``limit`` is the required fulfilment, or the GPUs that may be used, or what all of them cost per hour.
     """
 
     rounds: tuple[int, ...]
@@ -75,14 +86,13 @@ def latest_of_each_round(rounds: Sequence[Decision]) -> tuple[Decision, ...]:
 def bounds_series(spec: FleetSpec, rounds: Sequence[Decision]) -> BoundsSeries:
     """Read what a bounds-by-round picture shows out of a campaign's decisions."""
     rows = latest_of_each_round(rounds)
-    fewest = counts_gpus(spec)
     return BoundsSeries(
         rounds=tuple(row.round for row in rows),
         conservative=tuple(objective_value(spec, row.conservative) for row in rows),
         optimistic=tuple(objective_value(spec, row.optimistic) for row in rows),
         spent=tuple(row.spend.gpu_seconds_window for row in rows),
-        limit=float(usable_gpus(spec)) if fewest else spec.decision.required_fulfilment,
-        limit_name="GPUs in the pool" if fewest else "required",
+        limit=most_needed(spec) if counts_need(spec) else spec.decision.required_fulfilment,
+        limit_name=_LIMIT_NAMES[spec.decision.objective],
         title=objective_title(spec),
         decided=bool(rows) and rows[-1].state in ("certified_feasible", "certified_infeasible"),
     )
@@ -90,12 +100,36 @@ def bounds_series(spec: FleetSpec, rounds: Sequence[Decision]) -> BoundsSeries:
 
 def objective_title(spec: FleetSpec) -> str:
     """Name what the objective counts."""
-    return "GPUs needed" if counts_gpus(spec) else "Fulfilment of the worst-served workload"
+    return _TITLES[spec.decision.objective]
 
 
-def counts_gpus(spec: FleetSpec) -> bool:
-    """Whether the objective is a number of GPUs rather than a share of demand."""
-    return spec.decision.objective == "fewest_gpus"
+def counts_need(spec: FleetSpec) -> bool:
+    """Whether the objective is what a plan needs, GPUs or money, rather than a share of demand."""
+    return spec.decision.objective != "max_min_fulfilment"
+
+
+def counts_money(spec: FleetSpec) -> bool:
+    """Whether the objective is what a plan costs per hour."""
+    return spec.decision.objective == "lowest_cost"
+
+
+def most_needed(spec: FleetSpec) -> float:
+    """Return the GPUs that a plan may use, or what all of them cost per hour."""
+    if not counts_money(spec):
+        return float(usable_gpus(spec))
+    return sum((pool.price_per_gpu_hour or 0.0) * pool.usable_gpus for pool in spec.pools)
+
+
+def needed(spec: FleetSpec, plan: Plan) -> float:
+    """Return what a plan needs in the objective's unit: GPUs, or money per hour."""
+    return (plan.cost_per_hour or 0.0) if counts_money(spec) else float(plan.gpus)
+
+
+def need_text(spec: FleetSpec, value: float) -> str:
+    """Write what is needed: ``34 GPUs`` or ``41.6 per hour``."""
+    if counts_money(spec):
+        return f"{number(value)} per hour"
+    return f"{number(value)} {'GPU' if value == 1 else 'GPUs'}"
 
 
 def usable_gpus(spec: FleetSpec) -> int:
@@ -104,29 +138,45 @@ def usable_gpus(spec: FleetSpec) -> int:
 
 
 def objective_value(spec: FleetSpec, plan: Plan) -> float:
-    """Return what a plan reaches, in the objective's unit: least fulfilment, or GPUs.
+    """Return what a plan reaches, in the objective's unit: least fulfilment, or GPUs, or money per hour.
 
     A plan that needs more GPUs than there are counts as one GPU more than that: how many more is not known.
     """
-    if not counts_gpus(spec):
+    if not counts_need(spec):
         return plan.min_fulfilment
-    return float(plan.gpus if reaches_required(spec, plan) else usable_gpus(spec) + 1)
+    return needed(spec, plan) if reaches_required(spec, plan) else beyond(spec)
+
+
+def beyond(spec: FleetSpec) -> float:
+    """Return what stands for a need that all GPUs do not cover: one GPU more than there are, or its price."""
+    most = most_needed(spec)
+    return most + most / usable_gpus(spec)
+
+
+def need_card(spec: FleetSpec, plan: Plan) -> tuple[str, str]:
+    """Return what a plan needs of what there is, ``16 / 32``, and what that counts."""
+    most = number(most_needed(spec))
+    named = "cost per hour / of all GPUs" if counts_money(spec) else "GPUs needed / in the pool"
+    if reaches_required(spec, plan):
+        return f"{number(needed(spec, plan))} / {most}", named
+    return f"? / {most}", f"{named}: no plan is certain yet"
 
 
 def objective_text(spec: FleetSpec, value: float) -> str:
-    """Write a value, gap or regret in the objective's unit: ``93.9 %`` or ``34 GPUs``."""
-    return f"{number(value)} {'GPU' if value == 1 else 'GPUs'}" if counts_gpus(spec) else percent(value)
+    """Write a value, gap or regret in the objective's unit: ``93.9 %``, ``34 GPUs`` or ``41.6 per hour``."""
+    return need_text(spec, value) if counts_need(spec) else percent(value)
 
 
 def plan_value_text(spec: FleetSpec, value: float) -> str:
     """Write what a plan reaches: ``93.9 %``, ``34 GPUs``, ``more than 64 GPUs`` if the pool is too small."""
-    pool = usable_gpus(spec)
-    return f"more than {pool:,} GPUs" if counts_gpus(spec) and value > pool else objective_text(spec, value)
+    most = most_needed(spec)
+    above = counts_need(spec) and value > most
+    return f"more than {need_text(spec, most)}" if above else objective_text(spec, value)
 
 
 def loss_text(spec: FleetSpec, decision: Decision, loss: float) -> str:
-    """Write a gap or regret; ``open`` while GPUs are counted and no plan is sure to serve the demand."""
-    if counts_gpus(spec) and not reaches_required(spec, decision.conservative):
+    """Write a gap or regret; ``open`` while needs are compared and no plan is sure to serve the demand."""
+    if counts_need(spec) and not reaches_required(spec, decision.conservative):
         return "open"
     return objective_text(spec, loss)
 
@@ -224,6 +274,6 @@ def gpus_text(spec: FleetSpec, plan: Plan) -> str:
 
 
 def most_replicas(spec: FleetSpec, candidate: Candidate) -> int:
-    """Return how many replicas of a candidate its pool has room for."""
-    config = spec.config(candidate.config)
-    return spec.pool(config.pool).usable_gpus // config.gpus
+    """Return how many replicas of a candidate its pools have room for."""
+    gpus = spec.config(candidate.config).pool_gpus
+    return min(spec.pool(name).usable_gpus // size for name, size in gpus.items())

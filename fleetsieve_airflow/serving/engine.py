@@ -31,8 +31,15 @@ def engine_command(
     so that no value can be taken for an option.
 
     :param port: by default a mark that is filled in on the node.
-    :raises SpecError: an argument that is no option name, that is set here, or that holds a secret.
+    :raises SpecError: an argument that is no option name, that is set here, or that holds a secret; engines
+        that prefill and decode apart.
     """
+    if config.disaggregated:
+        raise SpecError(
+            f"Engine config {config.label}: real servers are started one engine a replica; engines of their "
+            "own for prefill and decode cannot be started yet.",
+            hint="Measure it with the simulate backend, or replay a grid of your own measurements.",
+        )
     if (model.source or model.name).startswith("-"):
         raise SpecError(f"Model {model.name!r}: source {model.source!r} must not start with a dash.")
     command = [program, "serve", model.source or model.name, f"--served-model-name={model.name}"]

@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
 from fleetsieve_airflow.simulator.arrivals import Requests
 from fleetsieve_airflow.simulator.curves import FloatArray, PerfDataError
 from fleetsieve_airflow.simulator.engine import Constants, EngineModel
-from fleetsieve_airflow.simulator.events import Outcome, simulate
+from fleetsieve_airflow.simulator.events import Outcome
+from fleetsieve_airflow.simulator.pools import AnyEngine, SplitEngine, serve
 
+Engine = TypeVar("Engine", EngineModel, SplitEngine, AnyEngine)
 #: How far each constant may plausibly be from its default: standard deviation of its natural logarithm.
 PLAUSIBLE = {
     "prefill_scale": 0.5,
@@ -45,15 +48,15 @@ class Observation:
         or a percentile, e.g. ``e2e_p99_s``.
     """
 
-    engine: EngineModel
+    engine: AnyEngine
     requests: Requests
     values: tuple[tuple[str, float], ...]
     window_s: float | None = None
 
     def simulated(self, constants: Constants) -> tuple[float, ...]:
         """Return the same values as the simulator gives them under some constants."""
-        outcome = simulate(self.engine.with_constants(constants), self.requests, window_s=self.window_s)
-        return tuple(value_of(outcome, name, self.engine.plan.dp) for name, _ in self.values)
+        outcome = serve(self.engine.with_constants(constants), self.requests, window_s=self.window_s)
+        return tuple(value_of(outcome, name, ranks_of(self.engine)) for name, _ in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,13 @@ def residuals(observations: Iterable[Observation], constants: Constants) -> tupl
     )
 
 
-def slowed(engine: EngineModel, factor: float) -> EngineModel:
-    """Return an engine all of whose times are ``factor`` times as long."""
+def ranks_of(engine: AnyEngine) -> int:
+    """Return how many ranks share a replica's requests, of which a run of it is one."""
+    return 1 if isinstance(engine, SplitEngine) else engine.plan.dp
+
+
+def slowed(engine: Engine, factor: float) -> Engine:
+    """Return a replica all of whose times are ``factor`` times as long."""
     constants = engine.constants
     return engine.with_constants(
         Constants(**{field.name: getattr(constants, field.name) * factor for field in fields(Constants)})

@@ -15,6 +15,7 @@ from fleetsieve_airflow.simulator.hardware import GIB, KNOWN_HARDWARE, Hardware,
 from fleetsieve_airflow.simulator.models import KNOWN_MODELS, ModelShape, Precision, shape_from_config
 from fleetsieve_airflow.simulator.perf_database import PerfDatabase
 from fleetsieve_airflow.simulator.plans import EngineSettings, ParallelPlan, Speculation
+from fleetsieve_airflow.simulator.pools import AnyEngine, SplitEngine
 from fleetsieve_airflow.simulator.roofline_database import RooflineDatabase
 from fleetsieve_airflow.simulator.table_database import read_tables
 
@@ -144,14 +145,35 @@ class FleetEngines:
         self._databases: dict[tuple[str, str], PerfDatabase] = {}
         self._engines: dict[tuple[str, str], EngineModel] = {}
 
-    def engine(self, workload: str, config: str) -> EngineModel:
-        """Return the engine of a candidate.
+    def replica(self, workload: str, config: str) -> AnyEngine:
+        """Return one replica of a candidate, whole or disaggregated.
 
         :raises PerfDataError: the config cannot run, or the tables lack something it needs.
         """
+        built = self._spec.config(config)
+        if not built.disaggregated:
+            return self.engine(workload, config)
+        prefill, decode = (self._built(workload, part.engine) for part in built.parts)
+        prefills, decoders = (
+            part.engines * (part.engine.data_parallel if engine.plan.dp == 1 else 1)
+            for part, engine in zip(built.parts, (prefill, decode), strict=True)
+        )
+        return SplitEngine(prefill, decode, prefills, decoders)
+
+    def engine(self, workload: str, config: str) -> EngineModel:
+        """Return the engine of a candidate that is one engine.
+
+        :raises PerfDataError: the config cannot run, it is disaggregated, or the tables lack something.
+        """
+        built = self._spec.config(config)
+        if built.disaggregated:
+            raise PerfDataError(f"{config} prefills and decodes on different engines.")
+        return self._built(workload, built)
+
+    def _built(self, workload: str, built: EngineConfig) -> EngineModel:
         spec = self._spec
-        built, model = spec.config(config), spec.model(spec.workload(workload).model)
-        key = (model.name, config)
+        model = spec.model(spec.workload(workload).model)
+        key = (model.name, built.label)
         if key not in self._engines:
             source = (built.pool, built.engine)
             if source not in self._databases:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fleetsieve_airflow.simulator.arrivals import Requests, thinned
 from fleetsieve_airflow.simulator.curves import FloatArray, PerfDataError
-from fleetsieve_airflow.simulator.engine import EngineModel
+from fleetsieve_airflow.simulator.engine import Constants, EngineModel
 from fleetsieve_airflow.simulator.events import Outcome, StepTimes, simulate
 from fleetsieve_airflow.simulator.steady import LengthProfile, transfer_s
 
@@ -19,6 +19,53 @@ class ArrivedTimes(StepTimes):
     def prefill_s(self, decoding: int, chunks: list[tuple[int, int]]) -> float:
         """Return 0: taking a cache over costs the pool no step."""
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEngine:
+    """A disaggregated replica: ``prefills`` engines that prefill beside ``decoders`` that decode."""
+
+    prefill: EngineModel
+    decode: EngineModel
+    prefills: int = 1
+    decoders: int = 1
+
+    @property
+    def constants(self) -> Constants:
+        """Constants of the engine model, one set for both phases."""
+        return self.decode.constants
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the smaller of both phases' caches holds."""
+        return min(self.prefill.kv_tokens, self.decode.kv_tokens)
+
+    def with_constants(self, constants: Constants) -> SplitEngine:
+        """Return the same replica with other constants."""
+        return replace(
+            self,
+            prefill=self.prefill.with_constants(constants),
+            decode=self.decode.with_constants(constants),
+        )
+
+
+#: What one replica may be.
+AnyEngine = EngineModel | SplitEngine
+
+
+def serve(
+    engine: AnyEngine, requests: Requests, *, times: StepTimes | None = None, window_s: float | None = None
+) -> Outcome:
+    """Serve requests on one replica, whole or disaggregated.
+
+    :param window_s: when the clients of a closed loop stop sending.
+    :raises PerfDataError: a disaggregated replica under clients.
+    """
+    if isinstance(engine, SplitEngine):
+        return simulate_split(
+            engine.prefill, engine.decode, requests, prefills=engine.prefills, decoders=engine.decoders
+        )
+    return simulate(engine, requests, times=times, window_s=window_s)
 
 
 def simulate_split(

@@ -13,9 +13,10 @@ import numpy as np
 from fleetsieve_airflow.evidence import Measurement, PriorCapacity
 from fleetsieve_airflow.records import Candidate, FleetSpec, Slo
 from fleetsieve_airflow.simulator.arrivals import Requests
-from fleetsieve_airflow.simulator.calibration import Calibration, Observation, slowed
+from fleetsieve_airflow.simulator.calibration import Calibration, Observation, ranks_of, slowed
 from fleetsieve_airflow.simulator.engine import Constants, EngineModel
-from fleetsieve_airflow.simulator.events import Outcome, StepTimes, simulate
+from fleetsieve_airflow.simulator.events import Outcome, StepTimes
+from fleetsieve_airflow.simulator.pools import AnyEngine, serve
 
 #: Requests of one candidate at (load, ladder) of its kind: given by the caller, who knows the trace.
 RequestsAt = Callable[[Candidate, float], Requests]
@@ -33,19 +34,19 @@ def meets_slo(outcome: Outcome, slo: Slo) -> bool:
 
 
 def simulated_capacity(
-    engine: EngineModel, candidate: Candidate, slo: Slo, requests_at: RequestsAt, duration_s: float
+    engine: AnyEngine, candidate: Candidate, slo: Slo, requests_at: RequestsAt, duration_s: float
 ) -> float:
     """Return the largest load at which one simulated replica meets the SLO, in the candidate's unit of load.
 
     Looked for between a quarter of the lowest load of the ladder and 1.5 times the highest; 0 where even
     the lowest misses.
     """
-    times = StepTimes(engine)
+    times = StepTimes(engine) if isinstance(engine, EngineModel) else None
 
     def met(load: float) -> bool:
         requests = requests_at(candidate, load)
         window = duration_s if requests.concurrency is not None else None
-        return meets_slo(simulate(engine, requests, times=times, window_s=window), slo)
+        return meets_slo(serve(engine, requests, times=times, window_s=window), slo)
 
     low, high = candidate.loads[0] / 4.0, candidate.loads[-1] * BEYOND_LADDER
     if engine.kv_tokens < 1 or not met(low):
@@ -60,7 +61,7 @@ def simulated_capacity(
 
 def prior_capacities(
     spec: FleetSpec,
-    engine_of: Callable[[str, str], EngineModel],
+    engine_of: Callable[[str, str], AnyEngine],
     requests_at: RequestsAt,
     calibration: Calibration | None = None,
 ) -> tuple[PriorCapacity, ...]:
@@ -84,6 +85,8 @@ def prior_capacities(
             engine = engine_of(candidate.workload, candidate.config).with_constants(calibration.constants)
         except PerfDataError:
             continue
+        if candidate.load_kind == "concurrency" and not isinstance(engine, EngineModel):
+            continue  # disaggregated replicas are simulated under offered loads only
         slo, duration = spec.workload(candidate.workload).slo, spec.measurement.duration_s
         lower, upper = (
             simulated_capacity(slowed(engine, factor), candidate, slo, requests_at, duration)
@@ -107,19 +110,19 @@ def prior_capacities(
 
 
 def _served(
-    engine: EngineModel, candidate: Candidate, load: float, requests_at: RequestsAt, duration_s: float
+    engine: AnyEngine, candidate: Candidate, load: float, requests_at: RequestsAt, duration_s: float
 ) -> float:
     """Return requests per second that a closed loop of so many clients gets."""
     if load <= 0.0:
         return 0.0
-    outcome = simulate(engine, requests_at(candidate, max(1.0, round(load))), window_s=duration_s)
-    return engine.plan.dp * (len(outcome.e2e_s) - outcome.failed) / max(outcome.end_s, 1e-9)
+    outcome = serve(engine, requests_at(candidate, max(1.0, round(load))), window_s=duration_s)
+    return ranks_of(engine) * (len(outcome.e2e_s) - outcome.failed) / max(outcome.end_s, 1e-9)
 
 
 def observations_of(
     measurements: Sequence[Measurement],
     spec: FleetSpec,
-    engine_of: Callable[[str, str], EngineModel],
+    engine_of: Callable[[str, str], AnyEngine],
     requests_at: RequestsAt,
 ) -> tuple[Observation, ...]:
     """Return a campaign's measurements as observations to calibrate on, the cheapest first.
