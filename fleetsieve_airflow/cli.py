@@ -6,7 +6,9 @@ Results go to stdout, progress to stderr, so a plan can be piped. The exit code 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -28,6 +30,8 @@ EXIT_CODES = """exit codes:
   2  bad input: the fleet file, the grid or the certificate cannot be used
   3  infeasible: the demand cannot be met on these GPUs by any candidate
   4  undetermined: the budget was used up first"""
+#: Commands that may solve an allocation.
+SOLVING = ("plan", "verify", "export")
 EXIT_OF_STATE = {"certified_feasible": 0, "certified_infeasible": 3, "undetermined": 4}
 
 
@@ -37,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: the exit code.
     """
     arguments = _parser().parse_args(argv)
+    if arguments.command in SOLVING:
+        _silence_solver()
     try:
         return int(arguments.run(arguments))
     except FleetsieveError as error:
@@ -45,6 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"fleetsieve {arguments.command}: stopped.", file=sys.stderr)
         return 130
+
+
+def _silence_solver() -> None:
+    """Let HiGHS introduce itself where nobody reads it: it does so once, on stdout, where results go."""
+    import highspy
+
+    sys.stdout.flush()
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        kept = os.dup(1)
+        try:
+            os.dup2(nowhere.fileno(), 1)
+            highspy.Highs()  # type: ignore[no-untyped-call]
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,15 @@ class TestExport:
         assert main(["export", str(path)]) == 2
         assert "disaggregated replica" in capsys.readouterr().err
         assert main(["export", str(path), "--format", "json"]) == 0
+
+    def test_a_solvers_own_words_are_not_among_the_results(
+        self, result: CampaignResult, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "certificate.json"
+        path.write_text(json.dumps(result.certificate), encoding="utf-8")
+        command = [sys.executable, "-m", "fleetsieve_airflow.cli", "verify", str(path)]
+        told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
+        assert told.stdout == "holds\n"
 
 
 class TestWhatCannotBeMeasured:
