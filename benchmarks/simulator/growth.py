@@ -11,7 +11,8 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from fleetsieve_airflow.simulator.arrivals import Lengths, poisson
@@ -24,10 +25,20 @@ from fleetsieve_airflow.simulator.space import SearchSpace, databases_named
 from fleetsieve_airflow.simulator.steady import LengthProfile
 
 GPUS = ("h100", "h200")
-#: (kinds of GPU, every how manieth batch): pools of two kinds combine, so configurations grow with the
-#: square.
-STEPS = ((1, 64), (1, 16), (1, 8), (1, 4), (2, 8))
-FP8 = Precision(gemm="fp8_block", moe="fp8_block", kv="fp8")
+#: Model -> precision, and steps of (kinds of GPU, every how manieth batch). Pools of two kinds combine, so
+#: configurations grow with the square. Experts allow more cuts, so a dense model needs more batches.
+MODELS = {
+    "qwen3-235b-a22b": (
+        Precision(gemm="fp8_block", moe="fp8_block", kv="fp8"),
+        ((1, 64), (1, 16), (1, 8), (1, 4), (2, 8)),
+    ),
+    "llama-3.1-70b": (
+        Precision(gemm="fp8", moe="fp8", kv="fp8"),
+        ((1, 16), (1, 4), (1, 2), (2, 2), (2, 1)),
+    ),
+}
+COLORS = ("#2f6f9f", "#b35c1e")
+Points = Sequence[dict[str, float]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    points = []
-    for gpus, stride in STEPS:
-        points.append(point := measured(arguments.tables, gpus, stride))
-        print(json.dumps(point), flush=True)
+    points = {}
+    for name in MODELS:
+        # A process of its own, so that its memory is that of this model.
+        with ProcessPoolExecutor(1) as process:
+            points[name] = process.submit(grown, arguments.tables, name).result()
     window = one_window(arguments.tables)
     result = {"tables": arguments.tables, "search": points, "window_300s_10rps_cpu_s": window}
     (arguments.out / "growth.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -48,15 +60,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(tables: str, gpus: int, stride: int) -> dict[str, float]:
-    """Search a mixture-of-experts model: hardware x TP x PP x EP x DP x runtime x batch."""
+def grown(tables: str, name: str) -> Points:
+    """Search spaces of growing size for one model."""
+    points = []
+    for gpus, stride in MODELS[name][1]:
+        points.append(point := measured(tables, name, gpus, stride))
+        print(json.dumps({"model": name, **point}), flush=True)
+    return points
+
+
+def measured(tables: str, name: str, gpus: int, stride: int) -> dict[str, float]:
+    """Search for one model: hardware x TP x PP x EP x DP x runtime x batch."""
     started = time.process_time()
     space = SearchSpace(
         databases=databases_named(GPUS[:gpus], tables, "vllm"),
         batches=tuple(range(1, 257, stride)),
         max_gpus=64,
     )
-    shape = model_named("qwen3-235b-a22b").with_precision(FP8)
+    shape = model_named(name).with_precision(MODELS[name][0])
     profile = LengthProfile(isl_tokens=4000, osl_tokens=1000)
     result = search(shape, profile, space, Targets(ttft_s=2.0, tpot_s=0.04))
     return {
@@ -81,24 +102,25 @@ def one_window(tables: str) -> float:
     return round(min(taken), 3)
 
 
-def figure(points: Sequence[dict[str, float]]) -> str:
-    """Draw processor seconds against configurations."""
+def figure(models: Mapping[str, Points]) -> str:
+    """Draw processor seconds against configurations, a line for each model."""
     width, height, left, bottom = 560, 320, 60, 44
-    right = max(point["configurations"] for point in points) * 1.05
-    top = max(point["cpu_s"] for point in points) * 1.15
+    right = max(point["configurations"] for points in models.values() for point in points) * 1.05
+    top = max(point["cpu_s"] for points in models.values() for point in points) * 1.15
 
     def place(x: float, y: float) -> str:
         return (
             f"{left + x / right * (width - left - 20):.1f},{20 + (1 - y / top) * (height - bottom - 20):.1f}"
         )
 
-    line = " ".join(place(point["configurations"], point["cpu_s"]) for point in points)
-    marks = "".join(
-        '<circle cx="{}" cy="{}" r="4" fill="#2f6f9f"/>'.format(
-            *place(p["configurations"], p["cpu_s"]).split(",")
-        )
-        for p in points
-    )
+    lines = ""
+    for color, (name, points) in zip(COLORS, models.items(), strict=True):
+        places = [place(point["configurations"], point["cpu_s"]) for point in points]
+        lines += f'<polyline points="{" ".join(places)}" fill="none" stroke="{color}"/>'
+        for x, y in (text.split(",") for text in places):
+            lines += f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>'
+        x, y = places[-1].split(",")
+        lines += f'<text x="{x}" y="{float(y) - 10}" text-anchor="end" fill="{color}">{name}</text>'
     labels = "".join(
         f'<text x="{place(right * s, 0).split(",")[0]}" y="{height - 26}" text-anchor="middle">'
         f'{right * s / 1e6:.2f} M</text><text x="{left - 6}" y="{place(0, top * s).split(",")[1]}" '
@@ -109,7 +131,7 @@ def figure(points: Sequence[dict[str, float]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui" '
         f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
         f'<path d="M{left},20 V{height - bottom} H{width - 20}" fill="none" stroke="#444"/>'
-        f'<polyline points="{line}" fill="none" stroke="#2f6f9f"/>{marks}{labels}'
+        f"{lines}{labels}"
         f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">configurations priced</text>'
         f'<text x="{left}" y="14">processor seconds of one core</text></svg>'
     )
