@@ -1,6 +1,7 @@
 """What two published systems found, as questions to the simulator: the same for a data sheet and for tables.
 
-Each function states its conditions and returns numbers; the tests say what must hold of them.
+Each function states its conditions and returns numbers. :class:`Findings` says what must hold of them
+whatever the times; the two test modules name theirs, and how far each effect goes with them.
 """
 
 from __future__ import annotations
@@ -109,3 +110,42 @@ def fleets(tables: str) -> tuple[Found, Found]:
         return item.prefill.database.hardware.name != item.serve.database.hardware.name
 
     return next(item for item in ranked if not mixed(item)), next(item for item in ranked if mixed(item))
+
+
+class Findings:
+    """The tests of the findings, for one source of operator times.
+
+    A test class inherits from it and sets what its times give: how much larger the decode batch of separate
+    pools is at least, and how much more mixed pools serve for the same money.
+    """
+
+    tables: str
+    least_batch_ratio: float
+    least_mixed_gain: float
+
+    def test_strict_online_targets_favour_disaggregation_and_a_far_larger_decode_batch(self) -> None:
+        found = runtimes(self.tables, STRICT)
+        assert 1.5 <= found.gain <= 1.9  # published: 1.5 to 1.8
+        assert found.disaggregated.batch >= self.least_batch_ratio * found.continuous.batch
+
+    def test_offline_throughput_does_not_favour_disaggregation(self) -> None:
+        assert runtimes(self.tables, Targets()).gain <= 1.0
+
+    def test_wide_shallow_prefill_is_sooner_done_and_narrow_deep_prefill_serves_more(self) -> None:
+        cuts = prefill_cuts(self.tables)
+        assert cuts["TP4PP2"][0] < cuts["TP2PP4"][0]
+        assert cuts["TP4PP2"][1] < cuts["TP2PP4"][1]
+
+    def test_decoding_prefers_a_higher_tensor_parallel_degree_than_prefill(self) -> None:
+        assert best_cut(self.tables, "prefill") == 2
+        assert best_cut(self.tables, "decode") == 8
+
+    def test_spreading_experts_raises_throughput_and_uneven_routing_lowers_it(self) -> None:
+        precision = Precision(gemm="fp8_block", moe="fp8_block")
+        rates = expert_rates(self.tables, "h200", "deepseek-v3", precision)
+        assert rates["TP1DP8EP8", "power_law_1.01"] > 1.2 * rates["TP8", "power_law_1.01"]
+        assert rates["TP1DP8EP8", "power_law_1.2"] < rates["TP1DP8EP8", "power_law_1.01"]
+
+    def test_mixed_pools_serve_more_for_the_same_money_than_the_best_pools_of_one_kind(self) -> None:
+        alike, mixed = fleets(self.tables)
+        assert (mixed.requests_per_dollar or 0.0) > self.least_mixed_gain * (alike.requests_per_dollar or 0.0)
