@@ -250,7 +250,12 @@ def _box_after(outlook: Outlook, scene: Scene, answers: Iterable[tuple[int, int,
 
 
 def _hopeful(problem: Problem, ladders: Sequence[Ladder], box: Box) -> set[int]:
-    """Return the ladders whose replicas the optimistic plan counts on: one is open while the plans differ."""
+    """Return the ladders whose replicas the optimistic plan counts on: one is open while the plans differ.
+
+    Asked where the relaxed problem is not the real one, so that what is settled there may be open here.
+    """
+    if problem.home is not None:
+        return set()
     counts, _, _ = solve(problem, box.upper)
     return {i for i, (w, c) in enumerate(places_of(problem, ladders)) if counts[w][c]}
 
