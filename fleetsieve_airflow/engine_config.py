@@ -31,10 +31,8 @@ class EngineGroup:
     engine_args: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.engines < 1:
-            raise RecordError(
-                f"A group of engines in pool {self.pool!r} needs at least one, got {self.engines}."
-            )
+        if min(self.engines, self.tensor_parallel, self.pipeline_parallel, self.data_parallel) < 1:
+            raise RecordError(f"Engines in pool {self.pool!r}: number and degrees must be at least one.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

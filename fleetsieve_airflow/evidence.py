@@ -309,8 +309,8 @@ class Decision:
     """One round's outcome: what is known, both plans, and what to do next.
 
     ``gap`` = optimistic value minus conservative value, >= 0. ``regret`` = the most the conservative plan can
-    lose under any single truth inside the intervals, <= gap. Both are in the objective's unit (fulfilment, or
-    GPUs).
+    lose under any single truth inside the intervals, <= gap. Both are in the objective's unit (fulfilment,
+    GPUs, or money per hour).
     """
 
     state: DecisionState
