@@ -92,9 +92,11 @@ class TestTheShippedFleet:
     ) -> None:
         told = outcome_text(spec, result.decisions)
         assert "(24 of 32 GPUs, 72.8 per hour)" in told
+        built = "mixed-split: prefill 2 x TP2 in pool h100, decode 1 x TP4 in pool h200."
+        assert told.count(built) == 1
         assert "No cheaper plan does so even at the highest." in told
         report = render_report(spec, result.decisions, result.evidence, result.certificate, verdicts={})
-        assert "Cost per hour by round" in report
+        assert "Cost per hour by round" in report and built in report
         assert "72.8 / 100.8" in report and "cost per hour / of all GPUs" in report
 
     def test_before_anything_is_sure_the_report_says_so(

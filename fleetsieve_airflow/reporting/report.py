@@ -237,7 +237,8 @@ class _Page:
     def _plan_note(self, plan: Any) -> str:
         cost = "" if plan.cost_per_hour is None else f", {number(plan.cost_per_hour)} per hour"
         told = f"In all {words.gpus_text(self.spec, plan)}{cost}; serves {number(plan.served_rps)} req/s."
-        return f"<p><small>{escape(told)}</small></p>"
+        lines = "<br>".join(escape(line) for line in (told, *words.split_texts(self.spec, plan)))
+        return f"<p><small>{lines}</small></p>"
 
     def _changes(self, most: int) -> str:
         if not self.changes:

@@ -263,6 +263,16 @@ def used(plan: Plan) -> tuple[Allocation, ...]:
     return tuple(item for item in plan.allocations if item.replicas > 0)
 
 
+def split_texts(spec: FleetSpec, plan: Plan) -> tuple[str, ...]:
+    """Say of what engines each disaggregated config of a plan is built, one line a config."""
+    configs = [spec.config(label) for label in dict.fromkeys(item.config for item in used(plan))]
+    return tuple(
+        f"{config.label}: {', '.join(f'{part.phase} {part.words}' for part in config.parts)}."
+        for config in configs
+        if config.disaggregated
+    )
+
+
 def headroom(spec: FleetSpec, workload: Workload, capacity_rps: float) -> float:
     """Return by how much a capacity exceeds what is required of a workload; negative: what is missing."""
     return capacity_rps / (workload.demand_rps * spec.decision.required_fulfilment) - 1.0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fleetsieve_airflow.evidence import Decision
 from fleetsieve_airflow.records import FleetSpec
+from fleetsieve_airflow.reporting import report_words as words
 from fleetsieve_airflow.reporting.report_verdict import verdict_text
 
 #: Points of one round that its line names.
@@ -39,6 +40,7 @@ def outcome_text(spec: FleetSpec, decisions: Sequence[Decision]) -> str:
             *([verdict.trust] if verdict.trust else []),
             "",
             *_table(_plan_rows(spec, decision)),
+            *words.split_texts(spec, decision.conservative),
             "",
             f"Measured {spend.points_measured} of {spend.points_all} points{reused} in {decision.round - 1} "
             f"rounds: {spend.gpu_seconds_window:,.0f} GPU-seconds spent, {saved:,.0f} ({share:.0%}) saved.",
