@@ -72,7 +72,10 @@ def collect_point(
     slo, rows = spec.workload(point.workload).slo, rows_of(spec, point)
     records = files.get(f"points/{point.key}/out/{GENERATOR.records_file}", b"").decode()
     samples = GENERATOR.samples(records.splitlines(), rows)
-    started_s = float(facts["warm_s"]) - float(facts["began_s"])
+    curtailed_after_s = result["curtailed_after_s"]
+    start_s = float(facts["warm_s"]) - float(facts["began_s"])
+    window_s = point.duration_s if curtailed_after_s is None else curtailed_after_s
+    around_s = max(0.0, float(result["ended_s"]) - float(result["began_s"]) - window_s)
     limit_s = job_options(spec.measurement).lateness_p99_s
     measurement = judge(
         point,
@@ -80,8 +83,8 @@ def collect_point(
         rows,
         samples,
         gates=gates_for(slo) if limit_s is None else Gates(lateness_p99_s=limit_s),
-        curtailed_after_s=result["curtailed_after_s"],
-        startup_gpu_seconds=point.gpus * started_s / job_points,
+        curtailed_after_s=curtailed_after_s,
+        overhead_gpu_seconds=point.gpus * (start_s / job_points + around_s),
         versions=versions,
     )
     return Collected(measurement=measurement, files=_artifacts(point, files, result, samples))

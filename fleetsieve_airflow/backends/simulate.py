@@ -94,7 +94,7 @@ class SimulateBackend:
             rows,
             samples,
             gates=gates_for(slo),
-            startup_gpu_seconds=startup,
+            overhead_gpu_seconds=startup,
             versions=_versions(engine),
         )
 

@@ -50,7 +50,9 @@ def files(
         + "\n"
         for index, row in enumerate(rows_of(SPEC, POINT))
     )
-    window = {"key": POINT.key, "curtailed_after_s": curtailed_after_s, "metrics": {}, **result}
+    held_s = (POINT.duration_s if curtailed_after_s is None else curtailed_after_s) + 7.0
+    times = {"began_s": 160.0, "ended_s": 160.0 + held_s, "curtailed_after_s": curtailed_after_s}
+    window = {"key": POINT.key, **times, "metrics": {}, **result}
     return {
         "facts.json": json.dumps(FACTS if facts is None else facts).encode(),
         f"points/{POINT.key}/result.json": json.dumps(window).encode(),
@@ -69,8 +71,8 @@ def test_a_finished_window_becomes_a_measurement_with_its_artifacts() -> None:
     assert (measurement.sent, measurement.failed) == (100, 0)
     assert measurement.percentile("ttft_p99_s") == pytest.approx(0.1)
     assert dict(measurement.versions) == {"engine_version": "0.32.0", "gpu": FACTS["gpu"], "driver": "570.1"}
-    # 60 s of start and warm-up are shared by the two windows of the job
-    assert measurement.gpu_seconds_billed == pytest.approx(measurement.gpu_seconds_window + 30.0)
+    # 60 s of start and warm-up are shared by the two windows of the job, 7 s around this one are its own
+    assert measurement.gpu_seconds_billed == pytest.approx(measurement.gpu_seconds_window + 30.0 + 7.0)
     table = pyarrow.parquet.read_table(io.BytesIO(bytes(found.files["requests/requests.parquet"])))  # type: ignore[arg-type]
     assert table.num_rows == 100
     assert str(found.files["requests/head.csv"]).startswith("row,start_s,ok,ttft_s")

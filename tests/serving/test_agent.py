@@ -184,6 +184,15 @@ def test_a_window_that_is_lost_ends_early_and_says_when_and_why(tmp_path: Path) 
     assert 0 < float(str(result["curtailed_after_s"])) < 50
 
 
+def test_answers_that_decide_nothing_any_more_are_not_waited_for(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    record = json.loads(job.text("job.json"))
+    record["points"][0]["duration_s"] = 0.1  # over before the first answer
+    (job.run_folder / "job.json").write_text(json.dumps(record))
+    assert job.perform(FAKE_GENERATOR="slow-misses") == ""
+    assert (job.result()["curtailed_by"], job.result()["curtailed_after_s"]) == ("ttft", 0.1)
+
+
 def test_curtailment_can_be_switched_off(tmp_path: Path) -> None:
     job = Job(tmp_path, curtail="false")
     job.perform(FAKE_GENERATOR="slow-misses")

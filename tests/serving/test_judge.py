@@ -40,11 +40,22 @@ def sample(row: int, *, ttft: float = 0.1, e2e: float = 1.1, ok: bool = True, la
 
 
 def judged(
-    samples: list[Sample], slo: Slo | None = None, count: int = 200, gates: Gates = OPEN
+    samples: list[Sample],
+    slo: Slo | None = None,
+    count: int = 200,
+    gates: Gates = OPEN,
+    curtailed_after_s: float | None = None,
 ) -> Measurement:
     spec = make_spec(slo=slo, measurement={"duration_s": count * 0.5})
     point = point_of(spec, spec.candidates[0], 2.0)
-    return judge(point, spec.workloads[0].slo, trace_of(count), samples, gates=gates)
+    return judge(
+        point,
+        spec.workloads[0].slo,
+        trace_of(count),
+        samples,
+        gates=gates,
+        curtailed_after_s=curtailed_after_s,
+    )
 
 
 def test_failed_requests_count_as_infinitely_late() -> None:
@@ -96,6 +107,15 @@ def test_requests_that_were_never_sent_make_the_run_invalid() -> None:
         judged([sample(i) for i in range(10, 200)], gates=Gates(lateness_p99_s=1.0))
     with pytest.raises(MeasurementError, match="sent no request"):
         judged([], gates=Gates(lateness_p99_s=1.0))
+
+
+def test_of_a_window_that_ended_early_requests_still_waiting_are_not_taken_for_unsent() -> None:
+    gates = Gates(lateness_p99_s=1.0)
+    waiting = {5, 8, 9}  # due before the last that was answered, themselves without an answer
+    seen = [sample(i, ttft=9.0) for i in range(12) if i not in waiting]
+    assert judged(seen, gates=gates, curtailed_after_s=15.0).curtailed
+    with pytest.raises(MeasurementError, match="late at p99"):
+        judged([*seen, sample(12, late=3.0)], gates=gates, curtailed_after_s=15.0)
 
 
 def test_a_request_recorded_twice_is_refused() -> None:
@@ -228,7 +248,7 @@ def test_an_early_end_is_recorded_and_bills_only_the_seconds_held() -> None:
         late,
         gates=OPEN,
         curtailed_after_s=6.5,
-        startup_gpu_seconds=40.0,
+        overhead_gpu_seconds=40.0,
     )
     assert result.curtailed
     assert result.percentiles == ()

@@ -21,8 +21,8 @@ SERVE = Path(__file__).parent / "serve_cpu.sh"
 
 
 def spec_of(lab: Path, *, degrees: tuple[int, ...] = (1,), **engine_args: str) -> FleetSpec:
-    """Return a fleet whose one server takes two requests at a time."""
-    arguments = {"max-num-seqs": "2", "dtype": "float32", "max-model-len": "2048", "enforce-eager": "true"}
+    """Return a fleet whose one server takes one request at a time: a knee that two busy cores reach too."""
+    arguments = {"max-num-seqs": "1", "dtype": "float32", "max-model-len": "2048", "enforce-eager": "true"}
     return served_spec(
         backend="local",
         source=str(lab / "tiny-model"),
@@ -32,13 +32,13 @@ def spec_of(lab: Path, *, degrees: tuple[int, ...] = (1,), **engine_args: str) -
             "aiperf": str(lab / "aiperf/bin/aiperf"),
             "python": str(lab / "aiperf/bin/python"),
             "ready_s": "400",
-            # Two cores for server and client: the client's own lateness is not what is looked at here
-            "lateness_p99_s": "2",
+            # 5 % of the limit by default, for a client with cores of its own
+            "lateness_p99_s": "0.5",
             "workers": "1",
         },
         duration_s=20.0,
-        loads=(2.0, 60.0),
-        slo=make_slo(0.9, ttft_p90_s=1.0),
+        loads=(1.0, 20.0),
+        slo=make_slo(0.9, ttft_p90_s=2.0),
         degrees=degrees,
     )
 
@@ -66,7 +66,7 @@ def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: P
     spec = spec_of(vllm_lab)
     LocalBackend().check(spec)
     slo = spec.workloads[0].slo
-    low, high = measured(spec, 2.0), measured(spec, 60.0)
+    low, high = measured(spec, 1.0), measured(spec, 20.0)
     for found in (low, high):
         print(found.measurement)
     assert judge(low.measurement, slo, spec.decision) == "met"
@@ -75,7 +75,7 @@ def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: P
     assert "vllm:num_preemptions_total" in str(low.files["node/window.json"])
     assert judge(high.measurement, slo, spec.decision) == "missed"
     assert high.measurement.curtailed
-    assert high.measurement.gpu_seconds_window < 20.0
+    assert high.measurement.gpu_seconds_window <= 20.0
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_a_low_load_is_met_and_a_high_load_is_missed_and_ended_early(vllm_lab: P
 def test_a_config_that_cannot_run_is_evidence(
     vllm_lab: Path, degrees: tuple[int, ...], arguments: dict[str, str], words: str
 ) -> None:
-    found = measured(spec_of(vllm_lab, degrees=degrees, **arguments), 2.0)
+    found = measured(spec_of(vllm_lab, degrees=degrees, **arguments), 1.0)
     assert words in found.measurement.refused
     assert found.measurement.served_rps == 0.0
