@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fleetsieve_airflow.backends.base import Collected
@@ -114,6 +115,9 @@ class SlurmBackend:
             if status.kind in ("never_runnable", "hung_node"):
                 hook.cancel([handle])
             files = hook.fetch(handle)
+            if status.state == "cancelled" and "withdrawn" in files:
+                # An earlier run of the task was ended, and its job with it, after this one had found that job
+                status = replace(status, kind="withdrawn")
             found: dict[str, Collected | MeasurementError] = {}
             for point in points:
                 try:
@@ -133,8 +137,7 @@ class SlurmBackend:
 
         handle = JobHandle.read(job)
         with self.connected(job_options(spec.measurement).conn_id) as hook:
-            hook.cancel([handle])
-            hook.close_attempt(handle)
+            hook.withdraw(handle)
 
     def measure(self, spec: FleetSpec, point: MeasurementPoint) -> Measurement:
         """Measure one point and wait for it.

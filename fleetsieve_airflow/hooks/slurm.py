@@ -224,10 +224,17 @@ class SlurmHook(BaseHook):
         """Let the same work be submitted anew; the next attempt stays away from ``avoid_node``."""
         self._run(slurm_text.CLOSE, [handle.run_folder, avoid_node])
 
-    async def aclose_attempt(self, handle: JobHandle) -> None:
+    def withdraw(self, handle: JobHandle, *, wait_s: int = 30) -> None:
+        """Cancel a job, look until it is gone, and let the same work be submitted anew, in one step.
+
+        :raises MeasurementError: as :meth:`cancel`; the attempt stays open, so that its job is found again.
+        """
+        _require_gone(self._run(slurm_text.WITHDRAW, [handle.run_folder, str(wait_s)]))
+
+    async def awithdraw(self, handle: JobHandle, *, wait_s: int = 20) -> None:
         """Do the same on an event loop."""
         await self.aload()
-        await self._arun(slurm_text.CLOSE, [handle.run_folder, ""])
+        _require_gone(await self._arun(slurm_text.WITHDRAW, [handle.run_folder, str(wait_s)]))
 
     def _run(self, program: str, arguments: Sequence[str], data: bytes = b"") -> Answer:
         command = slurm_text.command_line(program, arguments, **self._shell())

@@ -44,7 +44,7 @@ ELSEWHERE = frozenset({"node_fail", "boot_fail", "dirty_node", "launch_failure",
 #: The same submission may succeed another time.
 RETRYABLE = ELSEWHERE | {
     "preempted", "lost", "no_free_port", "wrong_server", "load_generator", "server_died", "server_not_ready",
-    "no_results", "invalid_run", "unreachable",
+    "no_results", "invalid_run", "unreachable", "withdrawn",
 }  # fmt: skip
 #: Job files on a shared file system may appear late; so may the end of a job in its scheduler's books.
 GRACE_S = 60.0

@@ -101,7 +101,7 @@ cd -- "$1" || exit 73
 tail -c 200000 server.log >server.tail 2>/dev/null
 cat "$1"-*.log 2>/dev/null | tail -c 100000 >slurm.tail
 tar -czf - --exclude='*/out/logs' --exclude='*/out/*.json' --exclude='*/out/*.csv' --exclude='*/out/*.txt' \\
-  $(ls -d exit reason start facts.json job.json server.tail slurm.tail points 2>/dev/null)
+  $(ls -d exit reason start withdrawn facts.json job.json server.tail slurm.tail points 2>/dev/null)
 """
 
 #: An attempt that may not be taken again: the next submission of the same work is another one, without this
@@ -109,6 +109,21 @@ tar -czf - --exclude='*/out/logs' --exclude='*/out/*.json' --exclude='*/out/*.cs
 CLOSE = """
 cd -- "$1" || exit 73
 printf '%s\\n' "$2" >.closed.tmp && mv -f .closed.tmp closed
+"""
+
+#: Cancel an attempt and close it in one step, under the lock of submissions: the next submission of the same
+#: work waits, and then is a new job instead of the one that is just ending. What stays active stays open. The
+#: mark comes first: whoever waits for the job and learns that it was cancelled knows by it that nobody meant
+#: them.
+WITHDRAW = f"""
+cd -- "$1" && run=$(pwd -P) || exit 73
+name=${{run##*/}} wait=$2
+exec 9>"${{run%-*}}.lock"; flock -w 60 9 || exit 75
+set -- "$name" "$wait"
+: >withdrawn
+left=$({CANCEL}) || {{ rc=$?; rm -f withdrawn; exit $rc; }}
+[ -z "$left" ] || {{ rm -f withdrawn; echo "$left"; exit 0; }}
+printf '\\n' >.closed.tmp && mv -f .closed.tmp closed
 """
 
 #: Versions and what a connection test looks at: commands, controller, a folder that can be written.

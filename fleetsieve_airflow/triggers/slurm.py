@@ -155,8 +155,7 @@ class SlurmJobTrigger(BaseTrigger):
         handle = self.handle()
         hook = SlurmHook(handle.conn_id)
         try:
-            await hook.acancel([handle])
-            await hook.aclose_attempt(handle)
+            await hook.awithdraw(handle)
         except FleetsieveError as error:
             self.log.warning("Slurm job %s may still run: %s", handle.job_id, error)
         finally:

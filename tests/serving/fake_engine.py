@@ -18,6 +18,9 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+#: How long a slow server takes to be ready: long enough for something to break meanwhile.
+SLOW_START_S = 12.0
+
 
 def option(name: str, default: str = "") -> str:
     """Return an option's value, given as ``--name=value`` or ``--name value``."""
@@ -33,13 +36,15 @@ class Handler(BaseHTTPRequestHandler):
     """Answers the requests of the agent."""
 
     tokens = 0
+    born_s = time.monotonic()
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""
 
     def do_GET(self) -> None:
         """Answer health, models, version and metrics."""
-        if self.path == "/health" and option("behaviour") == "never-ready":
+        starting = option("behaviour") == "slow-start" and time.monotonic() - Handler.born_s < SLOW_START_S
+        if self.path == "/health" and (starting or option("behaviour") == "never-ready"):
             self.send_error(503)
             return
         model = option("answers-for") or option("served-model-name")

@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from fleetsieve_airflow.backends.base import Collected
+from fleetsieve_airflow.backends.served import JobFailedError
 from fleetsieve_airflow.backends.slurm import SlurmBackend
 from fleetsieve_airflow.errors import MeasurementError
 from fleetsieve_airflow.evidence import MeasurementPoint
@@ -323,6 +325,32 @@ def test_a_task_that_is_ended_while_it_waits_cancels_its_job_and_may_run_again(l
     again = run.submit()
     assert again.job_id != handle.job_id
     run.backend.cancel(run.spec, again.document())
+
+
+def test_a_job_that_is_withdrawn_after_the_next_run_found_it_is_tried_again(lab: Lab) -> None:
+    run = Run(lab, "withdrawn")
+    handle = run.started()
+    assert run.submit() == handle  # the next run of the task is faster than the end of the one before
+    asyncio.run(run.backend.trigger(run.spec, handle.document()).on_kill())
+    outcome = run.outcome(handle, run.ended(handle))
+    assert isinstance(outcome, JobFailedError)
+    assert outcome.retryable
+    again = run.submit()
+    assert again.job_id != handle.job_id
+    run.backend.cancel(run.spec, again.document())
+
+
+def test_a_submission_waits_for_the_end_of_the_job_that_is_being_withdrawn(lab: Lab) -> None:
+    run = Run(lab, "withdraw")
+    handle = run.started()
+    with ThreadPoolExecutor(1) as other:
+        ending = other.submit(SlurmBackend().cancel, run.spec, handle.document())
+        until(lambda: run.status(handle).state == "cancelled" or ending.done(), "the end of the job", 60)
+        again = run.submit()
+        ending.result()
+    assert again.job_id != handle.job_id
+    run.backend.cancel(run.spec, again.document())
+    run.nothing_left()
 
 
 def test_without_accounting_a_forgotten_job_is_known_by_its_exit_file(lab: Lab) -> None:
