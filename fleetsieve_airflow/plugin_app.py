@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, cast
 from urllib.parse import urlencode
 
@@ -173,11 +174,7 @@ def _section(conn_id: str, who: Reader) -> pages.Section:
 
 
 def _rows(hook: MlflowHook, conn_id: str, who: Reader) -> Iterator[pages.Row]:
-    seen = [
-        item for fleet in hook.list_fleets() for item in hook.list_campaigns(fleet, limit=CAMPAIGNS_SHOWN)
-    ]
-    shown = sorted(filter(who.may_see, seen), key=lambda item: item.campaign.started_ms, reverse=True)
-    for item in shown[:CAMPAIGNS_SHOWN]:
+    for item in islice(filter(who.may_see, hook.newest_campaigns()), CAMPAIGNS_SHOWN):
         campaign = item.campaign
         query = urlencode({"conn_id": conn_id, "fleet": campaign.fleet, "campaign_id": campaign.campaign_id})
         yield pages.Row(item, report_url=f"report?{query}", mlflow_url=hook.campaign_url(campaign))

@@ -90,13 +90,14 @@ def _row(row: Row) -> str:
     measured = _count(item.points_measured)
     if item.points_reused:
         measured += f" ({item.points_reused})"
-    mlflow = f'<br><a href="{escape(row.mlflow_url)}" target="_blank">MLflow</a>' if row.mlflow_url else ""
+    mlflow = f' · <a href="{escape(row.mlflow_url)}" target="_blank">MLflow</a>' if row.mlflow_url else ""
     cells = (
-        f'<a href="{escape(row.report_url)}"><b>{escape(campaign.fleet)}</b> {escape(campaign.name)}</a>'
-        f"<br><small>{began:%Y-%m-%d %H:%M} UTC</small>{mlflow}",
+        f'<a href="{escape(row.report_url)}"><b>{escape(campaign.fleet)}</b></a>'
+        f'<br><span class="k">{escape(campaign.name)}</span>'
+        f'<br><small class="k">{began:%H:%M} UTC{mlflow}</small>',
         escape(verdict),
         str(item.round or ""),
-        escape(item.plan),
+        "<br>".join(f'<span class="k">{escape(part)}</span>' for part in item.plan.split("; ")),
         _count(item.gpus),
         _share(item.gap),
         _share(item.regret),

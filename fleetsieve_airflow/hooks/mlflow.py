@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -132,7 +132,7 @@ class MlflowHook(BaseHook):
 
     def list_fleets(self) -> tuple[str, ...]:
         """Return the names of all fleets that were ever planned, sorted."""
-        return self._fleets.names()
+        return tuple(fleet.fleet for fleet in self._fleets.all())
 
     def open_campaign(
         self,
@@ -169,6 +169,10 @@ class MlflowHook(BaseHook):
         """Return a fleet's campaigns with their verdicts and numbers, newest first."""
         found = self._fleets.find(fleet)
         return self._campaigns.list(found, limit) if found else ()
+
+    def newest_campaigns(self) -> Iterator[CampaignSummary]:
+        """Yield the campaigns of all fleets, newest first; read from the server as far as they are taken."""
+        return self._campaigns.newest(self._fleets.all())
 
     def rounds_done(self, campaign: CampaignRef) -> int:
         """Return how many rounds of measuring the campaign has asked for so far."""
@@ -379,7 +383,8 @@ class MlflowHook(BaseHook):
         tags = {
             layout.TAG_AIRFLOW_PREFIX + name: str(value)
             for name, value in known.items()
-            if value not in (None, "")
+            # Airflow gives tasks that are not mapped the index -1.
+            if value not in (None, "", -1)
         }
         if known["dag_id"]:
             tags[layout.TAG_SOURCE_NAME] = str(known["dag_id"])

@@ -7,7 +7,7 @@ broken off and can go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,10 @@ from fleetsieve_airflow.serialization import sha256, spec_digest, to_document, t
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
+
+#: Campaigns that are read in one call.
+_PAGE = 50
 
 
 class CampaignStore:
@@ -105,14 +109,31 @@ class CampaignStore:
 
     def list(self, fleet: FleetRef, limit: int) -> tuple[CampaignSummary, ...]:
         """Return a fleet's campaigns, newest first."""
+        page = self._page([fleet.plans_id], limit, None)
+        return tuple(_summary(run, fleet) for run in page)
+
+    def newest(self, fleets: Sequence[FleetRef]) -> Iterator[CampaignSummary]:
+        """Yield the campaigns of several fleets, newest first, reading on as long as somebody asks."""
+        known, token = {fleet.plans_id: fleet for fleet in fleets}, None
+        while known:
+            page = self._page(list(known), _PAGE, token)
+            yield from (_summary(run, known[run.info.experiment_id]) for run in page)
+            token = page.token
+            if not token:
+                return
+
+    def _page(self, experiment_ids: Sequence[str], limit: int, token: str | None) -> PagedList[Run]:
         query = f"tags.`{layout.TAG_KIND}` = '{layout.KIND_PLAN}'"
-        runs = self._client.call(
-            f"list campaigns of {fleet.fleet}",
+        return self._client.call(
+            "list campaigns",
             lambda client: client.search_runs(
-                [fleet.plans_id], query, max_results=limit, order_by=["start_time DESC"]
+                list(experiment_ids),
+                query,
+                max_results=limit,
+                order_by=["start_time DESC"],
+                page_token=token,
             ),
         )
-        return tuple(_summary(run, fleet) for run in runs)
 
     def log_round(
         self,
@@ -144,7 +165,9 @@ class CampaignStore:
                 layout.TAG_ROUND: str(decision.round),
                 layout.TAG_ROUNDS_DONE: str(asked),
                 layout.TAG_PLAN: tables.plan_words(decision.conservative)[: layout.TAG_VALUE_MAX],
-                layout.TAG_NOTE: tables.plan_note(spec, decision)[: layout.TAG_VALUE_MAX],
+                layout.TAG_NOTE: tables.plan_note(spec, decision, _links(campaign, decision))[
+                    : layout.TAG_VALUE_MAX
+                ],
             }
             known = tables.measurements_table(evidence, verdicts)
             skipped = tables.skipped_table(spec, decision)
@@ -265,6 +288,18 @@ def _summary(run: Run, fleet: FleetRef) -> CampaignSummary:
         gpu_seconds_window=metrics.get("fleet/gpu_seconds_window"),
         gpu_seconds_window_saved=metrics.get("fleet/gpu_seconds_window_saved"),
     )
+
+
+def _links(campaign: CampaignRef, decision: Decision) -> dict[str, str]:
+    """Return links within MLflow from a campaign's description to what it rests on."""
+    files = {"report": layout.REPORT_FILE}
+    if decision.state != "measure":
+        files["certificate"] = layout.CERTIFICATE_FILE
+    links = {
+        text: layout.run_url("", campaign.plans_id, campaign.run_id, file) for text, file in files.items()
+    }
+    shown = layout.experiment_url("", campaign.measurements_id, layout.MEASUREMENTS)
+    return links | {"all measurements": shown}
 
 
 def _known_at_ms(campaign: CampaignRef, evidence: Evidence) -> int:

@@ -53,13 +53,20 @@ class FleetStore:
         ids = [str(experiment.experiment_id) for experiment in found if experiment]
         return FleetRef(fleet=fleet, plans_id=ids[0], measurements_id=ids[1])
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of all fleets that were ever planned, sorted."""
-        query = f"tags.`{layout.TAG_KIND}` = '{layout.PLANS}'"
+    def all(self) -> tuple[FleetRef, ...]:
+        """Return all fleets that were ever planned, sorted by name; two calls, however many there are."""
+        plans, measurements = self._ids(layout.PLANS), self._ids(layout.MEASUREMENTS)
+        return tuple(
+            FleetRef(fleet=fleet, plans_id=plans[fleet], measurements_id=measurements[fleet])
+            for fleet in sorted(plans.keys() & measurements.keys())
+        )
+
+    def _ids(self, kind: layout.Kind) -> dict[str, str]:
+        query = f"tags.`{layout.TAG_KIND}` = '{kind}'"
         found = self._client.call(
             "list fleets", lambda client: client.search_experiments(filter_string=query, max_results=1000)
         )
-        return tuple(sorted(experiment.tags[layout.TAG_FLEET] for experiment in found))
+        return {experiment.tags[layout.TAG_FLEET]: str(experiment.experiment_id) for experiment in found}
 
     def _find(self, fleet: str, kind: layout.Kind) -> Experiment | None:
         name = layout.experiment_name(fleet, kind)
@@ -82,7 +89,8 @@ class FleetStore:
         return experiment
 
     def _describe(self, fleet: str, kind: layout.Kind, experiment: Experiment, other_id: str) -> None:
-        wanted = _tags(fleet, kind) | {layout.TAG_NOTE: layout.experiment_note(fleet, kind, other_id)}
+        own_id = str(experiment.experiment_id)
+        wanted = _tags(fleet, kind) | {layout.TAG_NOTE: layout.experiment_note(fleet, kind, own_id, other_id)}
         schema = experiment.tags.get(layout.TAG_SCHEMA, layout.SCHEMA)
         if schema != layout.SCHEMA:
             raise TrackingError(

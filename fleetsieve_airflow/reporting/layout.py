@@ -33,6 +33,7 @@ Kind = Literal["plans", "measurements"]
 Verdict = Literal["running", "certified", "infeasible", "undetermined"]
 PLANS: Kind = "plans"
 MEASUREMENTS: Kind = "measurements"
+_SISTERS: Mapping[Kind, Kind] = {PLANS: MEASUREMENTS, MEASUREMENTS: PLANS}
 VERDICTS: Mapping[str, Verdict] = {
     "measure": "running",
     "certified_feasible": "certified",
@@ -128,18 +129,19 @@ def experiment_name(fleet: str, kind: Kind) -> str:
     return f"fleetsieve/{fleet}-{kind}"
 
 
-def experiment_note(fleet: str, kind: Kind, other_id: str) -> str:
-    """Return an experiment's description, with a link to its sister."""
-    other: Kind = MEASUREMENTS if kind == PLANS else PLANS
-    link = f"[{experiment_name(fleet, other)}]({experiment_url('', other_id, other)})"
+def experiment_note(fleet: str, kind: Kind, own_id: str, other_id: str) -> str:
+    """Return an experiment's description: one line, with links that open it, and its sister, in their views.
+
+    Lists show its first words as they are, and MLflow may have opened the experiment where it keeps traces:
+    the links lead from there to what was decided.
+    """
+    own, other = (experiment_url("", own_id, kind), experiment_url("", other_id, _SISTERS[kind]))
+    charts = experiment_url("", own_id, kind, charts=True)
     if kind == PLANS:
         return (
-            f"**Plans of fleet {fleet}.** One run per planning campaign; steps are rounds. Evidence: {link}."
+            f"Plans of fleet {fleet}: [verdicts and costs]({own}), [by round]({charts}), [evidence]({other})."
         )
-    return (
-        f"**Measurements of fleet {fleet}.** One run per measured point, never changed, reused by every "
-        f"later plan. Plans: {link}."
-    )
+    return f"Evidence of fleet {fleet}: [measurements]({own}), [by load]({charts}), [plans]({other})."
 
 
 def plan_key(campaign_id: str) -> str:

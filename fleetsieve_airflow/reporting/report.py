@@ -187,7 +187,10 @@ class _Page:
                 number(spend.gpu_seconds_window),
                 f"GPU-seconds of measuring ({number(spend.gpu_seconds_billed)} billed with start-up)",
             ),
-            (number(saved), f"GPU-seconds saved: {share} of measuring everything"),
+            # What is not spent while there is something to measure may still be.
+            (number(spend.gpu_seconds_window_all), "GPU-seconds that measuring everything would take")
+            if decision.state == "measure"
+            else (number(saved), f"GPU-seconds saved: {share} of measuring everything"),
         )
         cards = "".join(
             f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in numbers

@@ -66,7 +66,11 @@ background:repeating-linear-gradient(45deg,#fff 0 5px,#dfe4ea 5px 7px)}
 .meter span{display:block;height:100%;background:#0550ae}
 dl{display:grid;grid-template-columns:170px 1fr;gap:4px 12px;margin:8px 0}dt{color:#57606a}dd{margin:0}
 @media screen and (max-width:860px){.two,.gridbox{display:block}.legend{columns:2}
-table{display:block;overflow-x:auto}}
+table{display:block;overflow-x:auto}th,td{padding-left:4px;padding-right:4px}td{font-size:13px}}
+@media screen and (max-width:760px){body{padding:12px 8px}th,td{padding:4px 3px;font-size:12px}\
+th{font-size:11px}\
+.k{white-space:normal}.legend,.below .legend{columns:1}\
+dl{display:block}dd{margin-bottom:6px}}
 @media print{body{padding:0;font-size:12px}.two,.gridbox{display:block}.legend{columns:2}
 h2{break-after:avoid}tr,svg,.verdict,.five,.alert{break-inside:avoid}a{color:inherit}
 .five>div{flex:1 1 0;padding:6px 8px}.five b{font-size:17px}}

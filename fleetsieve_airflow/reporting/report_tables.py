@@ -90,7 +90,7 @@ def _plan_rows(
         number(workload.demand_rps),
     ]
     if not mine:
-        return [[*asked, "no replicas", "0", "0", "", left]]
+        return [[*asked, '<span class="k">no replicas</span>', "0", "0", "", left]]
     rows = []
     for i, item in enumerate(mine):
         interval = known.get((item.workload, item.config))

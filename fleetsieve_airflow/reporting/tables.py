@@ -80,11 +80,15 @@ def plan_words(plan: Plan) -> str:
     return "; ".join(f"{name} {' + '.join(parts)}" for name, parts in by_workload.items()) or "nothing yet"
 
 
-def plan_note(spec: FleetSpec, decision: Decision) -> str:
-    """Return a campaign's description: the verdict, the plan by workload, then spend and warnings."""
+def plan_note(spec: FleetSpec, decision: Decision, links: Mapping[str, str] | None = None) -> str:
+    """Return a campaign's description: the verdict, the plan by workload, then spend and warnings.
+
+    :param links: where more is said, by what stands there.
+    """
     spend, verdict = decision.spend, verdict_text(spec, [decision])
     lines = [
         f"**{verdict.headline}** {verdict.meaning}",
+        *(["", " · ".join(f"[{text}]({url})" for text, url in links.items())] if links else []),
         "",
         "| workload | demand, req/s | replicas | GPUs | capacity of one, req/s | served at least |",
         "| --- | --- | --- | --- | --- | --- |",

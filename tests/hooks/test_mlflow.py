@@ -91,6 +91,13 @@ class TestFleets:
         assert measurements.name == f"fleetsieve/{spec.fleet}-measurements"
         assert spec.fleet in hook.list_fleets()
 
+    def test_campaigns_of_all_fleets_are_read_newest_first(self, hook: MlflowHook, spec: FleetSpec) -> None:
+        opened = {hook.open_campaign(fleet_of_its_own(spec), f"c{number}") for number in range(3)}
+        found = [item.campaign for item in hook.newest_campaigns()]
+        assert opened <= set(found)
+        started = [campaign.started_ms for campaign in found]
+        assert started == sorted(started, reverse=True)
+
     def test_both_experiments_have_a_saved_view(self, hook: MlflowHook, spec: FleetSpec) -> None:
         fleet = hook.ensure_fleet(spec.fleet)
         for kind, experiment_id in (("plans", fleet.plans_id), ("measurements", fleet.measurements_id)):

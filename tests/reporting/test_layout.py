@@ -228,5 +228,12 @@ class TestLinks:
         )
 
     def test_a_link_within_mlflow_needs_no_address(self) -> None:
-        note = layout.experiment_note("a", layout.PLANS, "9")
+        note = layout.experiment_note("a", layout.PLANS, "8", "9")
         assert "(#/experiments/9/runs?workflowType=machine_learning&viewStateShareKey=measurements)" in note
+
+    def test_a_description_leads_to_the_view_of_its_own_experiment_and_starts_with_plain_words(self) -> None:
+        for kind, first in ((layout.PLANS, "Plans of fleet a"), (layout.MEASUREMENTS, "Evidence of fleet a")):
+            note = layout.experiment_note("a", kind, "8", "9")
+            assert f"(#/experiments/8/runs?workflowType=machine_learning&viewStateShareKey={kind})" in note
+            assert note.startswith(first)
+            assert "\n" not in note

@@ -247,6 +247,10 @@ class TestFiveNumbers:
         assert spent == ("3,600", "GPU-seconds of measuring (5,040 billed with start-up)")
         assert saved == ("30,000", "GPU-seconds saved: 89.3 % of measuring everything")
 
+    def test_nothing_is_called_saved_while_it_may_still_be_spent(self) -> None:
+        *_, last = self._cards(campaigns.paper_campaign(2))
+        assert last == ("33,600", "GPU-seconds that measuring everything would take")
+
     def test_count_reused_points_apart_from_paid_ones(self) -> None:
         points = self._cards(campaigns.undetermined_campaign())[2]
         assert points == ("4 / 24", "points measured / all; 1 more reused")
