@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _PAGE = 1000
+_CLOCK_SKEW_S = 3600.0
 #: Stands in the tag where the text is too long for it and is kept as an artifact only.
 IN_FILE = "in-file"
 
@@ -139,9 +140,14 @@ class EvidenceReader:
 
     def _finished(self, spec: FleetSpec, campaign: CampaignRef) -> Iterator[Run]:
         # By family and not all at once: a fleet's history is mostly of models that are gone.
+        young = ""
+        if campaign.reuse_max_age_s is not None:
+            # Only leaves unread what is judged to be too old below, whatever the clocks of two workers say.
+            oldest_ms = campaign.started_ms - 1000 * (campaign.reuse_max_age_s + _CLOCK_SKEW_S)
+            young = f" AND attributes.end_time >= {round(oldest_ms)}"
         for workload in spec.workloads:
             family = f"tags.`{layout.TAG_FAMILY}` = '{layout.family(spec, workload)}'"
-            yield from self._pages(campaign, f"attributes.status = 'FINISHED' AND {family}")
+            yield from self._pages(campaign, f"attributes.status = 'FINISHED' AND {family}{young}")
 
     def _failures(self, campaign: CampaignRef, rounds_done: int) -> list[PointFailure]:
         own = f"tags.`{layout.TAG_CAMPAIGN}` = '{campaign.key}'"
