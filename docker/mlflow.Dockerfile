@@ -1,7 +1,7 @@
 # MLflow's server with a driver for PostgreSQL, in the versions that FleetSieve is tested with.
 FROM python:3.11.13-slim-bookworm
 COPY constraints.txt /tmp/constraints.txt
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt mlflow==3.17.2 psycopg2-binary==2.9.10 \
+RUN pip install --no-cache-dir --constraint /tmp/constraints.txt mlflow==3.17.2 psycopg2-binary==2.9.13 \
     && useradd --system --uid 10001 --create-home --home-dir /var/lib/mlflow mlflow \
     && mkdir /var/lib/mlflow/artifacts \
     && chown mlflow: /var/lib/mlflow/artifacts

@@ -26,20 +26,24 @@ def free_port() -> int:
 
 
 class MlflowServer:
-    """One ``mlflow server`` on SQLite; it can be stopped and started again, address and data stay."""
+    """One ``mlflow server``; it can be stopped and started again, address and data stay.
 
-    def __init__(self, folder: Path, database: Path) -> None:
+    :param database: an empty SQLite database, of which it takes a copy.
+    :param store: the address of another database to use instead.
+    """
+
+    def __init__(self, folder: Path, database: Path, *, store: str = "") -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "server.log"
-        self._database = shutil.copy(database, folder / "mlflow.db")
+        self._store = store or f"sqlite:///{shutil.copy(database, folder / 'mlflow.db')}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it answers."""
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--backend-store-uri", f"sqlite:///{self._database}", "--workers", "1"]
+        command += ["--backend-store-uri", self._store, "--workers", "1"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
