@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fleetsieve_airflow.core.certificate import verify_certificate
+from fleetsieve_airflow.demo import processes
+from fleetsieve_airflow.demo.processes import Service
+from fleetsieve_airflow.hooks.mlflow import CampaignSummary, MlflowHook
+from tests.integration.lab import EXAMPLE, Fleet, undisturbed
+from tests.servers import MlflowServer, free_port
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAG_FILES = sorted(path.name for path in (REPOSITORY / "dags").glob("*.py"))
 PARSE_CPU_S_MAX = 1.0
+GUIDE = REPOSITORY / "docs" / "install.md"
+PATIENCE_S = 1200.0
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("wheel"), pytest.mark.timeout(2400)]
 
 #: Parses one DAG file as Airflow's DAG processor does, and says what that cost and brought in.
 PARSE = """
@@ -43,17 +57,21 @@ class Installed:
     folder: Path
     wheel: Path
 
-    def run(self, *command: str) -> str:
+    def run(self, *command: str, environment: dict[str, str] | None = None) -> str:
         """Run a program of the environment and return what it printed."""
-        own = {
-            "AIRFLOW_HOME": str(self.folder / "airflow"),
+        own = environment or self.environment(self.folder / "airflow", REPOSITORY / "dags")
+        return output_of([str(self.bin / command[0]), *command[1:]], self.folder, own)
+
+    def environment(self, home: Path, dags: Path) -> dict[str, str]:
+        """Return the variables of an Airflow of one's own: nothing of the one that tests run in."""
+        return {
+            "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__DAGS_FOLDER": str(REPOSITORY / "dags"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-            "PATH": os.environ["PATH"],
+            "PATH": os.pathsep.join([str(self.bin), os.environ["PATH"]]),
             "HOME": os.environ.get("HOME", str(self.folder)),
         }
-        return output_of([str(self.bin / command[0]), *command[1:]], self.folder, own)
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -127,3 +145,111 @@ def test_a_dag_file_is_parsed_in_a_second_without_heavy_imports(installed: Insta
     assert parsed["dags"]
     assert not {"highspy", "mlflow", "numpy", "pandas", "pulp", "scipy"} & set(parsed["brought"])
     assert parsed["cpu_s"] < PARSE_CPU_S_MAX
+
+
+def told(page: Path, language: str) -> list[str]:
+    """Return the code that a page shows in one language, block by block, without its indentation."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+def commands(page: Path, program: str) -> list[str]:
+    """Return the commands of a program that a page tells its reader to type."""
+    lines = [line for block in told(page, "bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """An Airflow as somebody has it, to whom nothing but the wheel was given, and an MLflow elsewhere."""
+
+    installed: Installed
+    mlflow: MlflowServer
+    environment: dict[str, str]
+    dags: Path
+    service: Service
+
+    def type(self, command: str) -> str:
+        """Do what the guide says, with the address of this MLflow."""
+        words = shlex.split(command.replace("https://mlflow.example.com", self.mlflow.url))
+        return self.installed.run(*words, environment=self.environment)
+
+    def campaign(self) -> CampaignSummary | None:
+        """Return the one campaign, as soon as it is there."""
+        return next(MlflowHook(tracking_uri=self.mlflow.url).newest_campaigns(), None)
+
+    def waits_for(self, verdict: str) -> CampaignSummary:
+        """Wait until the campaign has come to this."""
+        give_up = time.monotonic() + PATIENCE_S
+        while (campaign := self.campaign()) is None or campaign.verdict != verdict:
+            assert processes.find(self.service.pid_file), processes.tail(self.service.log)
+            assert time.monotonic() < give_up, processes.tail(self.service.log)
+            time.sleep(1.0)
+        return campaign
+
+
+@pytest.fixture
+def fresh(installed: Installed, mlflow_database: Path, tmp_path: Path) -> Iterator[Fresh]:
+    """Make an Airflow that has never run, started as `airflow standalone` does."""
+    home, dags, port = tmp_path / "home", tmp_path / "dags", free_port()
+    home.mkdir()
+    dags.mkdir()
+    environment = installed.environment(home, dags) | {
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),
+        # A busy machine with two cores takes longer than the five seconds that a task waits by default.
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+    }
+    service = Service(
+        name="airflow",
+        command=(str(installed.bin / "airflow"), "standalone"),
+        environment=environment,
+        log=tmp_path / "airflow.log",
+        pid_file=tmp_path / "airflow.pid",
+    )
+    mlflow = MlflowServer(tmp_path, mlflow_database)
+    try:
+        mlflow.start()
+        installed.run("airflow", "db", "migrate", environment=environment)
+        processes.start(service)
+        yield Fresh(installed=installed, mlflow=mlflow, environment=environment, dags=dags, service=service)
+    finally:
+        processes.stop([service.pid_file])
+        mlflow.stop()
+
+
+def test_the_steps_of_the_guide_plan_the_example_fleet_in_a_fresh_airflow(fresh: Fresh) -> None:
+    add_connection, *rest = commands(GUIDE, "airflow")
+    (dag_file,) = told(GUIDE, "python")
+    assert len([line for line in dag_file.splitlines() if line.strip()]) <= 3
+    fresh.type(add_connection)
+    (fresh.dags / "fleets").mkdir()
+    shutil.copy(EXAMPLE, fresh.dags / "fleets")
+    (fresh.dags / "my_fleet.py").write_text(dag_file)
+    fresh.type("airflow dags reserialize")
+    assert [line.split()[:3] for line in rest] == [
+        ["airflow", "dags", "unpause"],
+        ["airflow", "dags", "trigger"],
+    ]
+    for command in rest:
+        fresh.type(command)
+    found = fresh.waits_for("certified")
+    hook = MlflowHook(tracking_uri=fresh.mlflow.url)
+    certificate = hook.load_certificate(found.campaign)
+    assert certificate
+    assert verify_certificate(certificate) == ()
+    expected = undisturbed(Fleet(name="", file="", spec=hook.load_spec(found.campaign), control=fresh.dags))
+    assert certificate["certificate_sha256"] == expected.certificate["certificate_sha256"]
+    assert found.gpu_seconds_window == 3600
+
+
+def test_the_readme_shows_the_same_steps_as_the_guide() -> None:
+    readme = REPOSITORY / "README.md"
+    assert [block for block in told(readme, "python") if "fleet_plan(" in block] == told(GUIDE, "python")
+    assert commands(readme, "pip") == commands(GUIDE, "pip")
+    assert set(commands(GUIDE, "airflow")) == set(commands(readme, "airflow"))
