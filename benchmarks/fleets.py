@@ -66,7 +66,8 @@ class Fleet:
             point=point,
             served_rps=shown.served_rps,
             success_rate=shown.success_rate,
-            percentiles=tuple(pair for pair in shown.percentiles if pair[0] == LIMIT),
+            sent=shown.sent,
+            percentiles=tuple(pair for pair in shown.percentiles if pair[0].startswith("e2e_")),
             gpu_seconds_window=point.gpu_seconds_window,
             gpu_seconds_billed=point.gpu_seconds_window + point.gpus * self.spec.measurement.startup_s,
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetsieve_airflow.core.tails import isotonic
+from fleetsieve_airflow.core.spread import isotonic
 from fleetsieve_airflow.errors import GridError
 from fleetsieve_airflow.records import PERCENTILE_NAMES, LoadKind
 
@@ -25,11 +25,12 @@ LEAST_CONFIGS, LEAST_LOADS = 3, 3
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One recorded run of one cell."""
+    """One recorded run of one cell; ``sent`` counts its requests where that was recorded."""
 
     served_rps: float
     success_rate: float | None
     percentiles: tuple[tuple[str, float], ...]
+    sent: int | None = None
 
     def percentile(self, name: str) -> float:
         """Return a latency percentile in seconds."""
@@ -149,4 +150,10 @@ def _run(row: dict[str, str]) -> Run | None:
     if not served or float(served) <= 0.0 or "e2e_p99_s" not in dict(percentiles):
         return None
     success = row.get("success_rate") or ""
-    return Run(float(served), float(success) if success else None, tuple(percentiles))
+    sent = row.get("n_requests") or ""
+    return Run(
+        float(served),
+        float(success) if success else None,
+        tuple(percentiles),
+        int(float(sent)) if sent else None,
+    )

@@ -10,7 +10,7 @@ from benchmarks.tasks import Setting, Task, fleets_of
 OURS = FleetSieve.name
 BAYES = BayesianOptimisation.name
 #: Largest fleets, in workloads, that are played with several rooms for profiling, and with noise.
-ROOMS_UPTO, NOISE_UPTO = 8, 5
+ROOMS_UPTO, NOISE_UPTO = 5, 5
 STEPWISE = tuple(method.name for method in ALL if method not in RANDOM)
 DRAWN = tuple(method.name for method in RANDOM)
 

@@ -22,8 +22,8 @@ from fleetsieve_airflow.core.bounds import (
     solve,
     value_of,
 )
-from fleetsieve_airflow.core.ladder import Ladder, ladders_of
-from fleetsieve_airflow.core.verdict import judge_repeats
+from fleetsieve_airflow.core.ladder import Ladder, judged, ladders_of
+from fleetsieve_airflow.core.spread import Cells, Noise, noise_of
 from fleetsieve_airflow.evidence import Evidence, EvidenceItem, Measurement, MeasurementPoint
 from fleetsieve_airflow.records import FleetSpec
 from fleetsieve_airflow.serialization import points_of
@@ -162,24 +162,26 @@ class State:
         self._stop: Stop | None = None
         self._plan: Counts | None = None
         self._bits: dict[int, int] = {}
+        self._asked: set[int] = set()
+        self._noise: Noise | None = None
         for i in range(len(self.ladders)):
             self.know(i, board.known(i, 0))
 
     def observe(self, i: int, j: int, measurement: Measurement) -> None:
         """Take in one measurement of one cell."""
-        cell = self.measured.setdefault((i, j), [])
-        cell.append(measurement)
-        ladder, spec = self.ladders[i], self.board.spec
-        verdict = judge_repeats(cell, spec.workloads[ladder.workload].slo, spec.decision)
-        served = [m.served_rps for m in cell]
-        tried = [m.served_rps / max(1.0 if m.success_rate is None else m.success_rate, 1e-3) for m in cell]
-        rates = (min(served), max(served), max(tried))
-        revised = replace(
-            ladder,
-            verdicts=(*ladder.verdicts[:j], verdict, *ladder.verdicts[j + 1 :]),
-            rates=(*ladder.rates[:j], rates, *ladder.rates[j + 1 :]),
-        )
-        self.know(i, self.board.bounded(i, revised))
+        self.measured.setdefault((i, j), []).append(measurement)
+        spec, changed = self.board.spec, {i}
+        every = {k: self._cells(k) for k in ({i} if spec.decision.confidence is None else self._asked | {i})}
+        self._asked.add(i)
+        noise = noise_of(spec, list(every.values()))
+        if noise != self._noise:  # what one ladder shows of the noise concerns all
+            self._noise, changed = noise, self._asked
+        for k in changed:
+            self.know(k, self.board.bounded(k, judged(spec, self.board.blank[k], every[k], noise)))
+
+    def _cells(self, i: int) -> Cells:
+        """Return the measurements of each load of a ladder."""
+        return [self.measured.get((i, j), ()) for j in range(len(self.board.points[i]))]
 
     def reveal(self, i: int, j: int) -> None:
         """Show one load as its noise-free measurement would; not to be mixed with :meth:`observe`."""
@@ -206,8 +208,8 @@ class State:
         )
 
     def askable(self, i: int) -> list[int]:
-        """Return the loads of a ladder whose verdict is open and that can be measured (again)."""
-        return [j for j in self.ladders[i].unknown() if self.next_point((i, j)) is not None]
+        """Return the loads of a ladder that tell more and can be measured (again)."""
+        return [j for j in self.ladders[i].open_loads() if self.next_point((i, j)) is not None]
 
     def bounds(self, i: int) -> tuple[float, float]:
         """Return the bounds in req/s on a ladder's capacity, capped at its workload's demand."""

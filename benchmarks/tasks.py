@@ -25,6 +25,8 @@ from benchmarks.synthetic import synthetic_fleets
 ROOMS = (8, 16, 64)
 #: Equal shares of all GPU-seconds at which the plan of a random order is looked at.
 CHECKPOINTS = 24
+#: Random orders of a fleet that the mean curve is taken over: its many plans cost more than all stops.
+CURVES = 6
 #: GPUs of the fleets that show growth, and those for profiling, per workload.
 GROWTH_GPUS, GROWTH_ROOM = 16, 4
 
@@ -142,7 +144,7 @@ def run(setting: Setting, task: Task) -> dict[str, Any]:
         room = GROWTH_ROOM * len(board.problem.names) if task.group == "growth" else None
         return play(board, method(board), room).plain()
     if task.kind == "orders":
-        return _orders(board, task.method, setting.orders)
+        return _orders(board, task.method, setting.orders, CURVES if task.group == "real" else 0)
     if task.kind == "rooms":
         plays = {room: play(board, method(board), room) for room in ROOMS}
         return {
@@ -169,8 +171,11 @@ def _noisy(board: Board, name: str, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _orders(board: Board, name: str, count: int) -> dict[str, Any]:
-    """Play many random orders to their stops by bisection."""
+def _orders(board: Board, name: str, count: int, curves: int) -> dict[str, Any]:
+    """Play many random orders to their stops by bisection.
+
+    :param curves: of so many of them the plan is looked at on the way.
+    """
     settings = board.spec.measurement
     costs, points, regrets = [], [], []
     curve = [0.0] * (CHECKPOINTS + 1)
@@ -182,9 +187,9 @@ def _orders(board: Board, name: str, count: int) -> dict[str, Any]:
         costs.append(sum(map(board.window, order[:length])))
         points.append(length)
         regrets.append(board.true_regret(board.after(order[:length]).stop().counts))
-        if seed < CHECKPOINTS:  # enough for a mean curve
+        if seed < curves:
             for part, regret in enumerate(_regrets(board, order[:length])):
-                curve[part] += regret / min(count, CHECKPOINTS)
+                curve[part] += regret / min(count, curves)
     billed = [cost * (1.0 + settings.startup_s / settings.duration_s) for cost in costs]
     return {"windows": costs, "billed": billed, "points": points, "regrets": regrets, "curve": curve}
 

@@ -350,6 +350,22 @@ class FleetSpec:
         """Return the candidate of that workload and engine config."""
         return _by_name("candidate", f"{workload} {config}", {item.label: item for item in self.candidates})
 
+    @property
+    def bound_confidence(self) -> float | None:
+        """The one-sided confidence of each verdict and each rate, so that all together keep the promised one.
+
+        What may be wrong is shared equally among two bounds of each candidate that can run, each of which
+        rests on a verdict (of a closed loop: and on a rate) and is looked at after every repeat.
+        """
+        if self.decision.confidence is None:
+            return None
+        claims = sum(
+            2 if candidate.load_kind == "offered_load_rps" else 4
+            for candidate in self.candidates
+            if not candidate.excluded
+        )
+        return 1.0 - (1.0 - self.decision.confidence) / max(1, claims * self.measurement.repeats)
+
     def candidates_of(self, workload: str) -> tuple[Candidate, ...]:
         """Return a workload's candidates that can run, in the spec's order."""
         return tuple(item for item in self.candidates if item.workload == workload and not item.excluded)

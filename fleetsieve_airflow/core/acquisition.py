@@ -75,7 +75,7 @@ def choose_points(
     scene = _scene(spec, outlook, repeats, evidence, beaten)
     tolerance = spec.decision.tolerance
     questions = _needed(spec, outlook, scene, tolerance)
-    if not questions:
+    if not questions and _within_reach(spec, scene):
         questions = _widest(outlook, scene, _hopeful(problem, ladders, box))
     ordered = sorted(questions, key=lambda q: (-_urgency(scene, q), q.ladder, q.load))
     return _batch(spec, outlook, scene, repeats, ordered, budget_gpu_seconds)
@@ -180,7 +180,9 @@ def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -
     lower_side = proof.prove_reached(scene, level) or ()
     upper_side = proof.prove_exceeded(scene, level + 0.99 * tolerance) or ()
     if not lower_side and not upper_side:
-        return []
+        return _merged(
+            proof.closer(scene, (conservative, level, value_of(problem, outlook.box.upper)), tolerance)
+        )
     return _thinned(outlook, scene, _merged([*lower_side, *upper_side]), tolerance)
 
 
@@ -247,6 +249,20 @@ def _box_after(outlook: Outlook, scene: Scene, answers: Iterable[tuple[int, int,
         loads = ladder.candidate.loads if ladder.candidate.load_kind == "offered_load_rps" else None
         ranges[w][c] = ranges_between(lower[w][c], upper[w][c], loads)
     return Box(lower, upper, ranges)
+
+
+def _within_reach(spec: FleetSpec, scene: Scene) -> bool:
+    """Say whether anything could still be certified although rates stay as uncertain as repeats leave them.
+
+    Rates that are known to more than the tolerance leave only one certificate: that the requirement is met.
+    """
+    settings = spec.decision
+    if settings.objective != "max_min_fulfilment" or all(
+        ladder.least_blur <= settings.tolerance for ladder in scene.ladders
+    ):
+        return True
+    hoped = value_of(scene.problem, proof.expected_capacities(scene, HOPE, provable=True))
+    return hoped >= settings.required_fulfilment * (1 - SLACK)
 
 
 def _hopeful(problem: Problem, ladders: Sequence[Ladder], box: Box) -> set[int]:

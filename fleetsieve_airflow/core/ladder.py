@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fleetsieve_airflow.core.spread import Cells, Noise, noise_of
 from fleetsieve_airflow.core.verdict import Verdict, judge_repeats, margin
-from fleetsieve_airflow.evidence import Evidence, Measurement
+from fleetsieve_airflow.evidence import Evidence, Measurement, MeasurementPoint
 from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.serialization import points_of
 
@@ -27,9 +28,11 @@ class Ladder:
 
     :param verdicts: per load, or None where it is not measured.
     :param rates: per load, measured rates over repeats, or None; for offered loads the rate is the load
-        itself.
+        itself. With a confidence, they are ranges that hold the rate of the load itself.
     :param margins: per load, mean ln(worst metric / limit) over repeats, or None.
     :param keys: per load, the keys of its measurements in the order they became known.
+    :param blur: by how much one run's ln rate may differ from its load's at the spec's confidence, else 0.
+    :param repeats: how often a load may be measured.
     :param point_keys: keys of all its points, repeats of a load together; empty where nothing is measured.
     """
 
@@ -44,6 +47,8 @@ class Ladder:
     monotone: bool = True
     closed_loop: bool = True
     slack: float = 0.0
+    blur: float = 0.0
+    repeats: int = 1
     point_keys: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -141,12 +146,30 @@ class Ladder:
         """Return the indices of loads whose verdict is not implied by what is known."""
         return range(self.met_upto + 1, self.open_upto + 1)
 
+    def open_loads(self) -> list[int]:
+        """Return the loads that another measurement can tell more of.
+
+        Those whose verdict is not implied, and the highest met one where its rate is known to a range only.
+        """
+        edge = self.met_upto
+        rates = self.rates[edge] if edge >= 0 and self.blur > 0.0 else None
+        return [*([edge] if rates is not None and rates[0] < rates[1] else []), *self.unknown()]
+
+    @property
+    def least_blur(self) -> float:
+        """By how much a load's mean ln rate may still be wrong once all its repeats are used."""
+        return self.blur / math.sqrt(self.repeats)
+
     def with_outcome(self, j: int, verdict: Verdict, rate: float | None = None) -> Ladder:
-        """Return the ladder as it would be had load ``j`` been measured with this verdict and served rate."""
+        """Return the ladder as it would be had load ``j`` been measured with this verdict and served rate.
+
+        With a confidence the rate is as well known as all repeats can make it.
+        """
         verdicts = (*self.verdicts[:j], verdict, *self.verdicts[j + 1 :])
         rates = self.rates
         if rate is not None and self.candidate.load_kind == "concurrency":
-            rates = (*rates[:j], (rate, rate, rate), *rates[j + 1 :])
+            low, high = rate * math.exp(-self.least_blur), rate * math.exp(self.least_blur)
+            rates = (*rates[:j], (low, high, high), *rates[j + 1 :])
         return replace(self, verdicts=verdicts, rates=rates)
 
 
@@ -164,52 +187,76 @@ def ladders_of(spec: FleetSpec, evidence: Evidence) -> tuple[Ladder, ...]:
         known[point.workload, point.config][point.key] = item.measurement
     index = {workload.name: w for w, workload in enumerate(spec.workloads)}
     gpus = {config.label: config.gpus for config in spec.configs}
-    return tuple(
-        _ladder(
-            spec,
-            candidate,
-            index[candidate.workload],
-            gpus[candidate.config],
-            known.get((candidate.workload, candidate.config), {}),
-        )
-        for candidate in spec.candidates
-        if not candidate.excluded
-    )
-
-
-def _ladder(
-    spec: FleetSpec, candidate: Candidate, workload: int, gpus: int, by_key: Mapping[str, Measurement]
-) -> Ladder:
-    found: dict[float, list[Measurement]] = defaultdict(list)
+    candidates = [candidate for candidate in spec.candidates if not candidate.excluded]
     # Keys are hashes: they are worked out only where there is evidence, for the sake of large fleets.
-    points = points_of(spec, candidate, spec.measurement.repeats) if by_key else ()
+    points = [
+        points_of(spec, candidate, spec.measurement.repeats)
+        if (candidate.workload, candidate.config) in known
+        else ()
+        for candidate in candidates
+    ]
+    every = [
+        _cells(candidate, row, known.get((candidate.workload, candidate.config), {}))
+        for candidate, row in zip(candidates, points, strict=True)
+    ]
+    noise = noise_of(spec, every)
+    blank = [
+        Ladder(
+            candidate=candidate,
+            workload=index[candidate.workload],
+            gpus=gpus[candidate.config],
+            verdicts=(None,) * len(candidate.loads),
+            rates=(None,) * len(candidate.loads),
+            margins=(None,) * len(candidate.loads),
+            keys=((),) * len(candidate.loads),
+            monotone="monotone" in spec.decision.certify_on,
+            closed_loop="closed_loop" in spec.decision.certify_on,
+            slack=spec.decision.closed_loop_slack,
+            repeats=spec.measurement.repeats,
+            point_keys=tuple(point.key for point in row),
+        )
+        for candidate, row in zip(candidates, points, strict=True)
+    ]
+    return tuple(judged(spec, ladder, cells, noise) for ladder, cells in zip(blank, every, strict=True))
+
+
+def _cells(
+    candidate: Candidate, points: Sequence[MeasurementPoint], by_key: Mapping[str, Measurement]
+) -> Cells:
+    found: dict[float, list[Measurement]] = defaultdict(list)
     for point in points:
         if (measurement := by_key.get(point.key)) is not None:
             found[point.load].append(measurement)
-    slo = spec.workloads[workload].slo
-    cells = [found.get(load, []) for load in candidate.loads]
-    verdicts = [judge_repeats(cell, slo, spec.decision) if cell else None for cell in cells]
+    return [found.get(load, []) for load in candidate.loads]
+
+
+def judged(spec: FleetSpec, ladder: Ladder, cells: Cells, noise: Noise | None) -> Ladder:
+    """Return a ladder with what the measurements of its loads say.
+
+    :raises EvidenceError: a measurement lacks what the SLO asks about.
+    """
+    closed = ladder.candidate.load_kind == "concurrency"  # an offered rate is what it is
+    blur = noise.reach * noise.rate if noise is not None and closed else 0.0
+    if not any(cells):
+        return replace(ladder, blur=blur) if blur else ladder
+    slo = spec.workloads[ladder.workload].slo
+    verdicts = [judge_repeats(cell, slo, spec.decision, noise) if cell else None for cell in cells]
     # An engine that started another time is in doubt: ruling it out would contradict what it served.
     ran = any(not measurement.refused for cell in cells for measurement in cell)
     in_place: Verdict = "marginal" if ran else "missed"
-    certify_on = spec.decision.certify_on
-    return Ladder(
-        candidate=candidate,
-        workload=workload,
-        gpus=gpus,
+    return replace(
+        ladder,
         verdicts=tuple(in_place if verdict == "refused" else verdict for verdict in verdicts),
-        rates=tuple(_rate_range(cell) for cell in cells),
-        margins=tuple(_mean_margin(cell, spec, workload) for cell in cells),
+        rates=tuple(_rate_range(cell, blur) for cell in cells),
+        margins=tuple(_mean_margin(cell, spec, ladder.workload) for cell in cells),
         keys=tuple(tuple(measurement.point.key for measurement in cell) for cell in cells),
         refused="refused" in verdicts and not ran,
-        monotone="monotone" in certify_on,
-        closed_loop="closed_loop" in certify_on,
-        slack=spec.decision.closed_loop_slack,
-        point_keys=tuple(point.key for point in points),
+        blur=blur,
     )
 
 
-def _rate_range(cell: Sequence[Measurement]) -> Rates | None:
+def _rate_range(cell: Sequence[Measurement], blur: float) -> Rates | None:
+    """Return the range of a load's rates: as seen, or (with a confidence) about their geometric mean."""
     ran = [measurement for measurement in cell if not measurement.refused]
     if not ran:
         return None
@@ -219,7 +266,11 @@ def _rate_range(cell: Sequence[Measurement]) -> Rates | None:
         / max(1.0 if measurement.success_rate is None else measurement.success_rate, 1e-3)
         for measurement in ran
     ]
-    return min(served), max(served), max(attempted)
+    if blur <= 0.0 or min(served) <= 0.0:
+        return min(served), max(served), max(attempted)
+    mean, reach = sum(map(math.log, served)) / len(served), blur / math.sqrt(len(served))
+    tried = sum(map(math.log, attempted)) / len(attempted)
+    return math.exp(mean - reach), math.exp(mean + reach), math.exp(tried + reach)
 
 
 def _mean_margin(cell: Sequence[Measurement], spec: FleetSpec, workload: int) -> float | None:

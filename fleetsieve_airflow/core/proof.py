@@ -30,6 +30,9 @@ MAX_GOALS = 12
 #: Up to so many uses of replica kinds are tried in pairs.
 MOST_MIXED = 24
 
+#: Parts of the way from what is proved to what is likely that are tried where all of it cannot be proved.
+CLOSER = (0.75, 0.5, 0.25)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Question:
@@ -87,17 +90,21 @@ class Scene:
 
     def open_loads(self, i: int) -> list[int]:
         """Return the loads of a ladder worth asking about."""
-        return [] if self.dominated[i] else [j for j in self.ladders[i].unknown() if self.askable[i][j]]
+        return [] if self.dominated[i] else [j for j in self.ladders[i].open_loads() if self.askable[i][j]]
 
 
-def expected_capacities(scene: Scene, chance: float = 0.5) -> list[list[float]]:
-    """Return the capacity in req/s that each candidate reaches with a given chance, inside its bounds."""
+def expected_capacities(scene: Scene, chance: float = 0.5, *, provable: bool = False) -> list[list[float]]:
+    """Return the capacity in req/s that each candidate reaches with a given chance, inside its bounds.
+
+    :param provable: as much of it as all repeats can prove.
+    """
     rows = []
     for w, indices in enumerate(scene.members):
         row = []
         for c, i in enumerate(indices):
             likely = np.flatnonzero(scene.belief.met[i] >= chance)
             value = float(scene.belief.rate[i][likely[-1]]) if len(likely) else 0.0
+            value *= math.exp(-scene.ladders[i].least_blur) if provable else 1.0
             row.append(min(max(value, scene.lower[w][c]), scene.upper[w][c]))
         rows.append(row)
     return rows
@@ -121,7 +128,7 @@ def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
     for c, i in enumerate(scene.members[w]):
         for j in scene.open_loads(i):
             chance = float(scene.belief.met[i][j])
-            rate = float(scene.belief.rate[i][j])
+            rate = float(scene.belief.rate[i][j]) * math.exp(-scene.ladders[i].least_blur)
             if chance < LEAST_CHANCE or rate <= scene.lower[w][c]:
                 continue
             needed = _gpus_with(base, target, scene.problem.gpus[w][c], rate)
@@ -338,3 +345,18 @@ def _at_least(rows: Sequence[Sequence[Option]], needed: int) -> list[Option] | N
         picked.append(options[int(choice[at])])
         at = int(source[at])
     return picked[::-1]
+
+
+def closer(scene: Scene, levels: tuple[float, float, float], tolerance: float) -> list[Question]:
+    """Return the questions, some perhaps twice, that bring both ends closer where likely answers do not.
+
+    :param levels: what is proved to be reached, what is likely, what cannot be exceeded.
+    """
+    low, likely, high = levels
+    for part in CLOSER:
+        rise, fall = part * (likely - low), part * (high - likely)
+        lower_side = prove_reached(scene, low + rise) if rise > tolerance else None
+        upper_side = prove_exceeded(scene, high - fall) if fall > tolerance else None
+        if lower_side or upper_side:
+            return [*(lower_side or ()), *(upper_side or ())]
+    return []

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleetsieve_airflow.core.ladder import Ladder
+from fleetsieve_airflow.core.spread import isotonic
 from fleetsieve_airflow.evidence import Evidence, TailInterval
 from fleetsieve_airflow.records import FleetSpec
 
@@ -23,18 +24,6 @@ BAND_COVERAGE = 0.9
 LEAST_RESIDUALS = 4
 
 Curve = list[tuple[float, float]]  # (ln load, ln seconds), loads ascending
-
-
-def isotonic(values: Sequence[float]) -> list[float]:
-    """Return the nearest non-decreasing sequence: pool adjacent violators (Ayer et al. 1955)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while blocks and blocks[-1][0] > mean:
-            last, size = blocks.pop()
-            mean, count = (mean * count + last * size) / (count + size), count + size
-        blocks.append((mean, count))
-    return [mean for mean, count in blocks for _ in range(count)]
 
 
 def tail_intervals(

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv
 
+from fleetsieve_airflow.core.spread import UNDECLARED, Noise
 from fleetsieve_airflow.errors import EvidenceError
 from fleetsieve_airflow.evidence import Measurement
-from fleetsieve_airflow.records import DecisionSettings, LatencyLimit, Slo
+from fleetsieve_airflow.records import PERCENTILES, DecisionSettings, LatencyLimit, Slo
 
 Verdict = Literal["met", "missed", "marginal", "refused"]
 #: Relative slack for comparing a metric with its limit, far below any clock's resolution.
@@ -42,12 +43,20 @@ def binomial_bounds(misses: float, sent: int, confidence: float) -> tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One limit's reading of one measurement: ``log_ratio`` = ln(metric / limit), > 0 where it is broken."""
+    """One limit's reading of one measurement.
 
+    :param log_ratio: ln(metric / limit), > 0 where it is broken.
+    :param sampled: standard deviation of ``log_ratio`` that follows from the number of requests alone.
+    :param timed: whether ``log_ratio`` is one of latencies, not of shares.
+    """
+
+    name: str
     log_ratio: float
     misses: float | None
     sent: int | None
     allowed: float
+    sampled: float = 0.0
+    timed: bool = False
 
 
 def judge(measurement: Measurement, slo: Slo, settings: DecisionSettings) -> Verdict:
@@ -58,13 +67,17 @@ def judge(measurement: Measurement, slo: Slo, settings: DecisionSettings) -> Ver
     return judge_repeats([measurement], slo, settings)
 
 
-def judge_repeats(measurements: Sequence[Measurement], slo: Slo, settings: DecisionSettings) -> Verdict:
+def judge_repeats(
+    measurements: Sequence[Measurement], slo: Slo, settings: DecisionSettings, noise: Noise | None = None
+) -> Verdict:
     """Judge all measurements of one load together.
 
     Without a confidence each is judged alone and the strict majority decides; a tie is ``marginal``. With
-    one, counts are pooled over the repeats, and where only percentiles are known their mean log ratio must
-    lie further from the limit than the run-to-run variation explains.
+    one, counts are pooled over the repeats and must clear the allowance, and the mean log ratio must lie
+    further from the limit than the spread between runs (and, where counts are not known per limit, the number
+    of requests) explains.
 
+    :param noise: what single runs may differ by; without it the declared spread, at the spec's confidence.
     :raises EvidenceError: see :func:`judge`; also when there is no measurement at all.
     """
     if not measurements:
@@ -77,7 +90,9 @@ def judge_repeats(measurements: Sequence[Measurement], slo: Slo, settings: Decis
         if 2 * met == len(readings):
             return "marginal"
         return "met" if 2 * met > len(readings) else "missed"
-    verdicts = [_confident(limit, settings) for limit in zip(*readings, strict=True)]
+    declared = settings.run_to_run_cv
+    known = noise or Noise(settings.confidence, (), declared or UNDECLARED, declared > 0.0)
+    verdicts = [_confident(limit, known) for limit in zip(*readings, strict=True)]
     if "missed" in verdicts:
         return "missed"
     return "marginal" if "marginal" in verdicts else "met"
@@ -91,21 +106,22 @@ def margin(measurement: Measurement, slo: Slo) -> float:
     return max(reading.log_ratio for reading in _readings(measurement, slo))
 
 
-def _confident(readings: Iterable[_Reading], settings: DecisionSettings) -> Verdict:
-    """Judge one limit over all repeats at the spec's confidence."""
+def _confident(readings: Iterable[_Reading], noise: Noise) -> Verdict:
+    """Judge one limit over all repeats: by its counts where there are any, and by the spread between runs."""
     rows = list(readings)
-    confidence = settings.confidence or 0.5
+    allowed, spread = rows[0].allowed, noise.tail(rows[0].name)
+    variance = sum(spread**2 + row.sampled**2 for row in rows) / len(rows) ** 2
+    lowest, highest = math.inf, -math.inf
     if all(row.misses is not None and row.sent is not None for row in rows):
         misses, sent = sum(row.misses or 0.0 for row in rows), sum(row.sent or 0 for row in rows)
-        lower, upper = binomial_bounds(misses, sent, confidence)
-        if upper <= rows[0].allowed:
-            return "met"
-        return "missed" if lower > rows[0].allowed else "marginal"
+        lowest, highest = binomial_bounds(misses, sent, noise.confidence)
+        timed = noise.counted and all(row.timed for row in rows)
+        variance = spread**2 / len(rows) if timed else 0.0
     mean = sum(row.log_ratio for row in rows) / len(rows)
-    noise = float(ndtri(confidence)) * settings.run_to_run_cv / math.sqrt(len(rows))
-    if mean + noise <= EXACT:
+    reach = noise.reach * math.sqrt(variance)
+    if mean + reach <= EXACT and highest <= allowed:
         return "met"
-    return "missed" if mean - noise > EXACT else "marginal"
+    return "missed" if mean - reach > EXACT and lowest > allowed else "marginal"
 
 
 def _readings(measurement: Measurement, slo: Slo) -> list[_Reading]:
@@ -128,7 +144,7 @@ def _success_reading(measurement: Measurement, required: float) -> _Reading:
     misses = measurement.failed
     if misses is None and measurement.sent is not None:
         misses = round(failed * measurement.sent)
-    return _Reading(ratio, misses, measurement.sent, allowed)
+    return _Reading("success_rate", ratio, misses, measurement.sent, allowed)
 
 
 def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
@@ -137,19 +153,44 @@ def _limit_reading(measurement: Measurement, limit: LatencyLimit) -> _Reading:
     for share in measurement.miss_shares:
         if share.limit == limit.name and math.isclose(share.limit_s, limit.limit_s, rel_tol=1e-9):
             ratio = _share_margin(share.share, allowed)
-            if value is not None and (value > limit.limit_s) == (ratio > EXACT):
+            timed = value is not None and (value > limit.limit_s) == (ratio > EXACT)
+            if value is not None and timed:
                 ratio = math.log(max(value, 1e-9) / limit.limit_s)
             misses = None if measurement.sent is None else round(share.share * measurement.sent)
-            return _Reading(ratio, misses, measurement.sent, allowed)
+            return _Reading(limit.name, ratio, misses, measurement.sent, allowed, timed=timed)
     failed = 0.0 if measurement.success_rate is None else 1.0 - measurement.success_rate
     if failed > allowed + EXACT:  # so many failed that the percentile itself is infinite
-        return _Reading(_share_margin(failed, allowed), None, None, allowed)
+        misses = None if measurement.sent is None else round(failed * measurement.sent)
+        return _Reading(limit.name, _share_margin(failed, allowed), misses, measurement.sent, allowed)
     if value is None:
         raise EvidenceError(
             f"{measurement.point.label}: the SLO limits {limit.name}, the measurement did not record it.",
             hint="Limit a percentile that is measured, or measure this one.",
         )
-    return _Reading(math.log(max(value, 1e-9) / limit.limit_s), None, None, allowed)
+    ratio = math.log(max(value, 1e-9) / limit.limit_s)
+    return _Reading(limit.name, ratio, None, None, allowed, sampling_spread(measurement, limit))
+
+
+def sampling_spread(measurement: Measurement, limit: LatencyLimit) -> float:
+    """Return the standard deviation of ln(percentile) that the number of requests sent alone makes.
+
+    Of n requests the share beyond a percentile p varies by ``sqrt(p (1 - p) / n)``, and the latency moves
+    with the logarithm of that share as it does from the next lower percentile recorded to this one (exact for
+    Pareto tails). 0 where the requests were not counted or no lower percentile was recorded.
+    """
+    below = [
+        (percentile, value)
+        for percentile in PERCENTILES
+        if percentile < limit.percentile
+        and (value := measurement.percentile(f"{limit.metric}_p{percentile}_s")) is not None
+    ]
+    own = measurement.percentile(limit.name)
+    if not measurement.sent or not below or own is None or min(own, below[-1][1]) <= 0.0:
+        return 0.0
+    percentile, value = below[-1]
+    beyond = limit.allowed_miss_share
+    slope = math.log(max(own / value, 1.0)) / math.log((1.0 - percentile / 100.0) / beyond)
+    return slope * math.sqrt((1.0 - beyond) / (beyond * measurement.sent))
 
 
 def _share_margin(share: float, allowed: float) -> float:

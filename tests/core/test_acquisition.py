@@ -179,7 +179,7 @@ class TestRepeats:
             decision={"confidence": 0.95, "run_to_run_cv": 0.2},
         )
         rows = [
-            make_measurement(spec, "chat", "TP8", 8.0, repeat=i, percentiles={"ttft_p99_s": 1.6})
+            make_measurement(spec, "chat", "TP8", 8.0, repeat=i, percentiles={"ttft_p99_s": 1.4})
             for i in range(3)
         ]
         assert decide(spec, make_evidence(rows[0])).state == "measure"

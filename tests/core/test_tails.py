@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from fleetsieve_airflow.core.intervals import fit_intervals
-from fleetsieve_airflow.core.tails import isotonic
+from fleetsieve_airflow.core.spread import isotonic
 from fleetsieve_airflow.evidence import Evidence, TailInterval
 from fleetsieve_airflow.records import FleetSpec
 from tests.builders import make_evidence, make_measurement, make_slo, make_spec
