@@ -279,7 +279,7 @@ class DecisionSection(Section):
     )
     stop_on: StopRule = Field(default="regret", description="Say what must fall to the tolerance.")
     confidence: Annotated[float, Field(gt=0.5, lt=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="Give the confidence of each verdict, e.g. 0.95, or leave it out."
+        default=None, description="Give the confidence of a certificate, e.g. 0.95, or leave it out."
     )
     run_to_run_cv: Spread = Field(
         default=0.0, description="Give the relative spread between runs, e.g. 0.02."
