@@ -262,11 +262,13 @@ def _noise(summary: dict[str, Any]) -> str:
     return _prose(
         "## Recorded noise",
         f"""Every point shows one of its cell's recorded runs, a repeat another one; a cell without further
-        runs cannot be repeated, so a close call there stays open and the fleet may end undetermined. Verdicts
-        at {setting["confidence"]:.0%} confidence with a run-to-run spread of {setting["run_to_run_cv"]:.1%}
-        (pooled over all cells with several runs), up to {setting["repeats"]} repeats, {setting["draws"]}
-        draws of each fleet of up to {summary["setting"]["noise_upto_workloads"]} workloads. Truth is the
-        median of a cell; a certificate is wrong when its plan loses more than the tolerance.""",
+        runs cannot be repeated, so a close call there stays open and the fleet may end undetermined.
+        Certificates at {setting["confidence"]:.0%} confidence, shared among their bounds, with a declared
+        run-to-run spread of {setting["run_to_run_cv"]:.1%} (pooled over all cells with several runs), up to
+        {setting["repeats"]} repeats, {setting["draws"]} draws of each fleet of up to
+        {summary["setting"]["noise_upto_workloads"]} workloads. Truth is the median of a cell; a certificate
+        is wrong when its plan loses more than the tolerance. At 1.0x and 1.3x that is hardly provable: rates
+        that are known to several per cent cannot tell plans apart to one.""",
         _table(head, rows),
     )
 

@@ -91,9 +91,10 @@ def known_after(evidence: Evidence, rounds: int) -> Evidence:
 
 def verdicts_of(spec: FleetSpec, evidence: Evidence) -> dict[str, str]:
     """Return the verdict of each measurement on its own by point key, for reports."""
+    settings = replace(spec.decision, confidence=spec.bound_confidence)
     return {
         item.measurement.point.key: judge(
-            item.measurement, spec.workload(item.measurement.point.workload).slo, spec.decision
+            item.measurement, spec.workload(item.measurement.point.workload).slo, settings
         )
         for item in evidence.items
     }

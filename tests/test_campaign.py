@@ -12,7 +12,7 @@ from fleetsieve_airflow.backends.replay import ReplayBackend
 from fleetsieve_airflow.campaign import known_after, replay_campaign, run_campaign, verdicts_of
 from fleetsieve_airflow.core.certificate import verify_certificate
 from fleetsieve_airflow.errors import GridError, MeasurementError
-from fleetsieve_airflow.evidence import Decision, Evidence, Measurement, MeasurementPoint
+from fleetsieve_airflow.evidence import Decision, Evidence, Measurement, MeasurementPoint, MissShare
 from fleetsieve_airflow.records import Budget, FleetSpec
 from fleetsieve_airflow.serialization import canonical_json, to_plain
 from tests.builders import make_evidence, make_failure, make_measurement, make_point, make_spec, paper_spec
@@ -117,3 +117,13 @@ def test_each_measurement_has_its_own_verdict_by_key() -> None:
     spec = make_spec()
     met, missed = make_measurement(spec, load=4.0), make_measurement(spec, load=8.0, met=False)
     assert verdicts_of(spec, make_evidence(met, missed)) == {met.point.key: "met", missed.point.key: "missed"}
+
+
+def test_a_verdict_is_reported_at_the_confidence_that_the_decision_takes_it() -> None:
+    spec = make_spec(decision={"confidence": 0.95})
+    late = (MissShare(limit="ttft_p99_s", limit_s=2.0, share=0.0),)
+    few, many = (
+        make_measurement(spec, load=load, sent=sent, failed=0, miss_shares=late)
+        for load, sent in ((4.0, 400), (8.0, 4000))  # 400 without a miss are enough for 95 % of one verdict
+    )
+    assert verdicts_of(spec, make_evidence(few, many)) == {few.point.key: "marginal", many.point.key: "met"}

@@ -118,6 +118,11 @@ def assumptions_of(spec: FleetSpec) -> list[str]:
     used = [words[source] for source in spec.decision.certify_on if source in words]
     if not spec.decision.interior_peak:
         used = [line for line in used if not line.startswith("interior_peak")]
+    if spec.decision.confidence is not None:
+        used.append(
+            "confidence: runs of one load differ from it about normally in the logarithm, "
+            "by the spread that is declared and that this campaign showed"
+        )
     return ["capacity is counted at the loads of each candidate's ladder", *used]
 
 

@@ -171,7 +171,7 @@ def _node_point(
     options: JobOptions,
     generator: LoadGenerator,
 ) -> NodePoint:
-    workload, confidence = spec.workload(point.workload), spec.decision.confidence
+    workload, confidence = spec.workload(point.workload), spec.bound_confidence
     if point.load_kind != "offered_load_rps":
         raise SpecError(
             f"{point.label}: a real server is measured open loop, at a rate; a concurrency cannot be.",

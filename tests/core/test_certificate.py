@@ -111,6 +111,7 @@ class TestBuilding:
             ({"certify_on": ("measured", "interior_peak")}, []),
             ({"certify_on": ("measured", "interior_peak"), "interior_peak": True}, ["interior_peak"]),
             ({"certify_on": ("simulator", "earlier_release")}, ["simulator", "earlier_release"]),
+            ({"confidence": 0.95}, ["monotone", "closed_loop", "confidence"]),
         ],
     )
     def test_it_names_what_it_takes_for_granted(self, decision: dict[str, Any], words: list[str]) -> None:

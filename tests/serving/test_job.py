@@ -18,6 +18,7 @@ from fleetsieve_airflow.serving.job import (
     node_job,
 )
 from fleetsieve_airflow.serving.job_script import sbatch_options, script
+from fleetsieve_airflow.serving.judge import allowed_failures, node_limits
 from fleetsieve_airflow.serving.options import JobOptions, job_options
 from tests.builders import make_slo
 from tests.serving.jobs import served_points, served_spec
@@ -187,6 +188,24 @@ def test_the_run_folder_holds_the_record_the_programs_and_the_traces() -> None:
     }
     assert len(files[f"points/{points[0].key}/trace.jsonl"].splitlines()) == 100
     assert all("import fleetsieve" not in line for line in files["samples.py"].splitlines())
+
+
+def test_a_window_ends_early_only_where_its_verdict_is_certain_enough_for_the_certificate() -> None:
+    spec = served_spec()
+    spec = replace(spec, decision=replace(spec.decision, confidence=0.95))
+    points = served_points(spec)
+    record = build_job(spec, points, name="j")
+    files = node_files(spec, points, record)
+    for point, node in zip(points, record.points, strict=True):
+        slo = spec.workload(point.workload).slo
+        count = len(files[f"points/{point.key}/trace.jsonl"].splitlines())
+        enough = node_limits(slo, count, spec.bound_confidence)
+        assert [allowed for _, _, allowed in node.limits] == [limit.allowed_misses for limit in enough]
+        assert node.allowed_failures == allowed_failures(slo, count, spec.bound_confidence)
+        assert any(
+            more.allowed_misses > less.allowed_misses
+            for more, less in zip(enough, node_limits(slo, count, 0.95), strict=True)
+        )
 
 
 def test_two_windows_of_one_server_never_share_their_prompts() -> None:
