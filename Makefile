@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers of the default suite: as many as cores, but each may hold an Airflow of its own.
 WORKERS ?= 2
 
-.PHONY: help demo up down install test explore test-airflow34 check format constraints clean
+.PHONY: help demo up down install test test-again explore test-airflow34 check format constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -35,6 +35,10 @@ install: $(VENV)/.dev  ## make .venv with everything that tests and checks need
 
 test: $(VENV)/.dev  ## run the whole default test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term:skip-covered
+	$(BIN)/python -m coverage report --include='fleetsieve_airflow/core/*' --fail-under=95
+
+test-again: $(VENV)/.dev  ## run what failed in `make test` once more, then its check of the core's coverage
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --last-failed
 	$(BIN)/python -m coverage report --include='fleetsieve_airflow/core/*' --fail-under=95
 
 explore: $(VENV)/.dev  ## run the property tests on examples that were never tried, as often as ROUNDS says
