@@ -29,7 +29,6 @@ LIKELY = 0.25
 MAX_GOALS = 12
 #: Up to so many uses of replica kinds are tried in pairs.
 MOST_MIXED = 24
-
 #: Parts of the way from what is proved to what is likely that are tried where all of it cannot be proved.
 CLOSER = (0.75, 0.5, 0.25)
 

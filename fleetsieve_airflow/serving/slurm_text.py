@@ -123,7 +123,8 @@ set -- "$name" "$wait"
 : >withdrawn
 left=$({CANCEL}) || {{ rc=$?; rm -f withdrawn; exit $rc; }}
 [ -z "$left" ] || {{ rm -f withdrawn; echo "$left"; exit 0; }}
-printf '\\n' >.closed.tmp && mv -f .closed.tmp closed
+set -- "$run" ""
+{CLOSE}
 """
 
 #: Versions and what a connection test looks at: commands, controller, a folder that can be written.

@@ -31,6 +31,7 @@ from tests.core.worlds import (
     Capacities,
     TrueServer,
     all_plans,
+    gaps_of,
     loss,
     places,
     problem_from,
@@ -50,12 +51,7 @@ class TestGap:
     def test_it_is_never_negative_and_never_grows_when_evidence_is_added(self, data: st.DataObject) -> None:
         objective = data.draw(st.sampled_from(["max_min_fulfilment", "fewest_gpus"]))
         server: TrueServer = data.draw(servers(objective=objective, required_fulfilment=0.9))
-        order = data.draw(places(server))
-        gaps = []
-        for count in range(len(order) + 1):
-            intervals = fit_intervals(server.spec, server.evidence(order[:count]))
-            conservative, optimistic = allocate_both(server.spec, intervals)
-            gaps.append(optimistic.value - conservative.value)
+        gaps = gaps_of(server, data.draw(places(server)))
         assert all(gap >= -1e-9 for gap in gaps)
         assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(gaps))
 

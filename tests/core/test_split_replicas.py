@@ -37,7 +37,17 @@ from fleetsieve_airflow.records import Candidate, EngineConfig, EngineGroup, Fle
 from fleetsieve_airflow.serialization import canonical_json, profile_digest, spec_digest, to_plain
 from tests.builders import make_evidence, make_measurement, make_spec, paper_spec
 from tests.core.test_milp import packs
-from tests.core.worlds import Capacities, Counts, TrueServer, all_plans, best_rank, gpus_of, places, shares
+from tests.core.worlds import (
+    Capacities,
+    Counts,
+    TrueServer,
+    all_plans,
+    best_rank,
+    gaps_of,
+    gpus_of,
+    places,
+    shares,
+)
 
 OBJECTIVES = ("max_min_fulfilment", "fewest_gpus", "lowest_cost")
 LOADS = (1.0, 2.0, 4.0, 8.0)
@@ -239,12 +249,7 @@ class TestBounds:
     @given(st.data())
     def test_the_gap_is_never_negative_and_never_grows(self, data: st.DataObject) -> None:
         server: TrueServer = data.draw(truths(data.draw(st.sampled_from(OBJECTIVES))))
-        order = data.draw(places(server))
-        gaps = []
-        for count in range(len(order) + 1):
-            intervals = fit_intervals(server.spec, server.evidence(order[:count]))
-            conservative, optimistic = allocate_both(server.spec, intervals)
-            gaps.append(optimistic.value - conservative.value)
+        gaps = gaps_of(server, data.draw(places(server)))
         assert all(gap >= -1e-6 for gap in gaps)
         assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(gaps))
 

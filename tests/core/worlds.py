@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleetsieve_airflow.core.allocation import Problem, problem_of
+from fleetsieve_airflow.core.bounds import allocate_both
+from fleetsieve_airflow.core.intervals import fit_intervals
 from fleetsieve_airflow.evidence import Evidence, EvidenceItem, Measurement, MeasurementPoint
 from fleetsieve_airflow.records import Candidate, FleetSpec
 from fleetsieve_airflow.serialization import point_of
@@ -126,6 +128,17 @@ def servers(  # a fleet is drawn whole, so that a failing example prints as one
 def places(server: TrueServer) -> st.SearchStrategy[list[tuple[str, str, int]]]:
     """Draw some places to measure, in some order."""
     return st.lists(st.sampled_from(server.everything()), unique=True, max_size=8)
+
+
+def gaps_of(server: TrueServer, order: Sequence[tuple[str, str, int]]) -> list[float]:
+    """Return the gap with nothing measured, and after each of the measurements in this order."""
+    gaps = []
+    for count in range(len(order) + 1):
+        conservative, optimistic = allocate_both(
+            server.spec, fit_intervals(server.spec, server.evidence(order[:count]))
+        )
+        gaps.append(optimistic.value - conservative.value)
+    return gaps
 
 
 def all_plans(problem: Problem) -> list[Counts]:

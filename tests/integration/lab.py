@@ -31,6 +31,13 @@ EXAMPLE = REPOSITORY / "dags" / "fleets" / "chat_and_code_h100.yaml"
 GRID = REPOSITORY / "fleetsieve_airflow" / "data" / "paper_grid.csv"
 PATIENCE_S = 1800.0
 WEBHOOK_SECRET = "only-for-tests-of-the-webhook"
+#: How long deaths go unnoticed; with Airflow's defaults it is five minutes.
+IMPATIENT = {
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "45",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "30",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +215,7 @@ def make_lab(root: Path) -> Lab:
     control.mkdir()
     extra = {
         "FLEETSIEVE_TEST_CONTROL": str(control),
-        # How long deaths go unnoticed; with Airflow's defaults it is five minutes.
-        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "45",
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
-        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "30",
+        **IMPATIENT,
         # MLflow sends webhooks to public https addresses only, and looks for new ones once a minute.
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",

@@ -17,19 +17,11 @@ from fleetsieve_airflow.core.certificate import verify_certificate
 from fleetsieve_airflow.demo import processes
 from fleetsieve_airflow.demo.campaign import Outcome, follow_campaign, start_campaign, wait_for_dag
 from fleetsieve_airflow.demo.stack import Stack
+from tests.integration.lab import IMPATIENT
 from tests.integration.lab import Lab as AirflowLab
 from tests.slurm.lab import CONN_ID, Lab, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
-#: How long deaths go unnoticed; with Airflow's defaults it is five minutes.
-IMPATIENT = {
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "45",
-    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "30",
-}
 
 
 def fleet_file(lab: Lab, name: str) -> dict[str, Any]:

@@ -98,6 +98,12 @@ class Run:
         self.nothing_left()
         return status
 
+    def starts_anew(self, *, after: JobHandle) -> None:
+        """Check that the same work is a new job now, and end that one."""
+        again = self.submit()
+        assert again.job_id != after.job_id
+        self.backend.cancel(self.spec, again.document())
+
     def nothing_left(self) -> None:
         """Check that no job and no process of the run is left."""
         until(lambda: self.lab.active() == [], "an empty queue", 60)
@@ -322,9 +328,7 @@ def test_a_task_that_is_ended_while_it_waits_cancels_its_job_and_may_run_again(l
     handle = run.started()
     asyncio.run(run.backend.trigger(run.spec, handle.document()).on_kill())
     run.nothing_left()
-    again = run.submit()
-    assert again.job_id != handle.job_id
-    run.backend.cancel(run.spec, again.document())
+    run.starts_anew(after=handle)
 
 
 def test_a_job_that_is_withdrawn_after_the_next_run_found_it_is_tried_again(lab: Lab) -> None:
@@ -335,9 +339,7 @@ def test_a_job_that_is_withdrawn_after_the_next_run_found_it_is_tried_again(lab:
     outcome = run.outcome(handle, run.ended(handle))
     assert isinstance(outcome, JobFailedError)
     assert outcome.retryable
-    again = run.submit()
-    assert again.job_id != handle.job_id
-    run.backend.cancel(run.spec, again.document())
+    run.starts_anew(after=handle)
 
 
 def test_a_submission_waits_for_the_end_of_the_job_that_is_being_withdrawn(lab: Lab) -> None:
@@ -346,10 +348,8 @@ def test_a_submission_waits_for_the_end_of_the_job_that_is_being_withdrawn(lab: 
     with ThreadPoolExecutor(1) as other:
         ending = other.submit(SlurmBackend().cancel, run.spec, handle.document())
         until(lambda: run.status(handle).state == "cancelled" or ending.done(), "the end of the job", 60)
-        again = run.submit()
+        run.starts_anew(after=handle)
         ending.result()
-    assert again.job_id != handle.job_id
-    run.backend.cancel(run.spec, again.document())
     run.nothing_left()
 
 
