@@ -18,10 +18,22 @@ import paramiko
 import pytest
 import yaml
 
+from fleetsieve_airflow.plugin_webhook import PREFIX
 from tests.builders import REPOSITORY
 
 DOCKER = REPOSITORY / "docker"
 CLIENT = Path(compose.__file__).parent / "docker-compose"
+README = DOCKER / "README.md"
+#: Another process, as another worker of the server, reads what the first has written.
+TELL_WEBHOOKS = """
+import subprocess, sys
+code = '''
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+(webhook,) = SqlAlchemyStore("sqlite:///{database}").list_webhooks()
+print(webhook.url, webhook.secret)
+'''
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
 PROFILES = ("local", "celery", "local,slurm", "celery,slurm")
 #: Services whose daemons start processes of other users, or log them in.
 ROOT = {"slurm-login", "slurm-gpu01", "slurm-gpu02"}
@@ -143,6 +155,28 @@ class TestClient:
         public = resolved(env_file)["services"]["slurm-login"]["environment"]["FLEET_PUBLIC_KEY"]
         assert key.get_base64() == public.split()[1]
         assert extra["host_key"].split()[0] == "ssh-ed25519"
+
+    def test_mlflow_may_call_airflow_as_the_readme_says(self, env_file: Path, tmp_path: Path) -> None:
+        services = resolved(env_file)["services"]
+        settings = {
+            name: value
+            for name, value in services["mlflow"]["environment"].items()
+            if name.startswith("MLFLOW_WEBHOOK_")
+        }
+        snippet = re.search(r"python - <<'EOF'\n(.+?)^EOF$", README.read_text(), re.DOTALL | re.MULTILINE)
+        assert snippet
+        # What the server would refuse, the same code refuses when it writes to a database of its own.
+        connection = json.loads(services["airflow-api-server"]["environment"]["AIRFLOW_CONN_MLFLOW_DEFAULT"])
+        here = {"AIRFLOW_CONN_MLFLOW_DEFAULT": json.dumps(connection | {"host": f"sqlite:///{tmp_path}/db"})}
+        code = f"{snippet[1]}\n{TELL_WEBHOOKS.format(database=tmp_path / 'db')}"
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **settings, **here}
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        url, secret = done.stdout.split()
+        assert url == f"http://airflow-api-server:8080{PREFIX}/mlflow/mlflow_default"
+        assert secret == connection["extra"]["webhook_secret"] != ""
 
     def test_all_of_airflow_shares_its_keys(self, env_file: Path) -> None:
         names = ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW__API__SECRET_KEY", "AIRFLOW__API_AUTH__JWT_SECRET")
