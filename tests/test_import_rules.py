@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "releases": RECORDS,
     **dict.fromkeys(SPEC, RECORDS | SPEC | {"backends.base", "backends.grid"}),
     "core": RECORDS,
-    "simulator": RECORDS,
+    "simulator": RECORDS | {"feasibility"},
     "serving": RECORDS,
     "reporting": RECORDS,
     # A replica is deployed by the command and the variables it was measured with.

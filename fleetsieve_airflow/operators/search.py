@@ -26,6 +26,8 @@ class SearchConfigsOperator(BaseOperator):
     :param tables: ``roofline``, ``aiconfigurator``, or the path of one's own operator tables (templated).
     :param keep: most engine configs for each workload.
     :param degrees: tensor- and data-parallel degrees to try.
+    :param disaggregated: whether replicas that prefill and decode on engines of their own, in one pool or
+        two, are searched too; by default where the fleet's backend measures such replicas.
     :return: workload -> what to measure: ``engine_configs`` as a fleet file has them, each one's simulated
         capacity, and how many configurations were priced and left out for which reason.
     """
@@ -40,6 +42,7 @@ class SearchConfigsOperator(BaseOperator):
         tables: str = "roofline",
         keep: int = 12,
         degrees: Sequence[int] = (1, 2, 4, 8),
+        disaggregated: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -47,6 +50,7 @@ class SearchConfigsOperator(BaseOperator):
         self.tables = tables
         self.keep = keep
         self.degrees = degrees
+        self.disaggregated = disaggregated
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Search for every workload."""
@@ -58,16 +62,16 @@ class SearchConfigsOperator(BaseOperator):
 
     def _narrowed(self, spec: Any, workload: str) -> dict[str, Any]:
         from fleetsieve_airflow.backends.simulate import fleet_requests
-        from fleetsieve_airflow.simulator.fleet import FleetEngines
         from fleetsieve_airflow.simulator.narrowing import as_sections, narrow
 
         narrowed, searches = narrow(
             spec,
             workload,
-            lambda trial: fleet_requests(trial, FleetEngines(trial, self.tables)),
+            fleet_requests,
             tables=self.tables,
             keep=self.keep,
             degrees=self.degrees,
+            disaggregated=_measurable(spec, workload) if self.disaggregated is None else self.disaggregated,
         )
         priced = sum(result.priced for result in searches.values())
         self.log.info(
@@ -83,3 +87,9 @@ class SearchConfigsOperator(BaseOperator):
             "priced": priced,
             "pruned": {name: result.pruned for name, result in searches.items()},
         }
+
+
+def _measurable(spec: Any, workload: str) -> bool:
+    """Say whether the fleet's backend measures disaggregated replicas under this workload's loads."""
+    loads = {candidate.load_kind for candidate in spec.candidates_of(workload)}
+    return spec.measurement.backend in ("simulate", "replay") and loads == {"offered_load_rps"}

@@ -11,9 +11,9 @@ from typing import Any
 from fleetsieve_airflow.records import EngineConfig, FleetSpec, Model, Pool
 from fleetsieve_airflow.simulator.curves import PerfDataError
 from fleetsieve_airflow.simulator.engine import Constants, EngineModel
-from fleetsieve_airflow.simulator.hardware import GIB, KNOWN_HARDWARE, Hardware, hardware_named
+from fleetsieve_airflow.simulator.hardware import GIB, KNOWN_HARDWARE, Hardware, hardware_named, watts
 from fleetsieve_airflow.simulator.models import KNOWN_MODELS, ModelShape, Precision, shape_from_config
-from fleetsieve_airflow.simulator.perf_database import PerfDatabase
+from fleetsieve_airflow.simulator.perf_database import PerfDatabase, PowerCapped
 from fleetsieve_airflow.simulator.plans import EngineSettings, ParallelPlan, Speculation
 from fleetsieve_airflow.simulator.pools import AnyEngine, SplitEngine
 from fleetsieve_airflow.simulator.roofline_database import RooflineDatabase
@@ -25,7 +25,7 @@ _ENGINES = {"vllm": "vllm", "trtllm": "trtllm", "tensorrt-llm": "trtllm", "sglan
 
 
 def hardware_of(pool: Pool) -> Hardware:
-    """Return a pool's GPU with the pool's own node size, memory and price.
+    """Return a pool's GPU at full power, with the pool's own node size, memory and price.
 
     :raises PerfDataError: the GPU's name holds none of the known ones.
     """
@@ -53,6 +53,16 @@ def open_database(tables: str, hardware: Hardware, engine: str = "vllm") -> Perf
 
         return open_tables(hardware.name.partition("@")[0], _ENGINES.get(engine.lower(), engine), hardware)
     return read_tables(tables, hardware)
+
+
+def database_of(pool: Pool, tables: str, engine: str = "vllm") -> PerfDatabase:
+    """Open a source of operator times for a pool; ``@400W`` at the end of its GPU's name is a power cap.
+
+    :raises PerfDataError: as :func:`hardware_of` and :func:`open_database`.
+    """
+    database = open_database(tables, hardware_of(pool), engine)
+    _, _, cap = pool.gpu.partition("@")
+    return PowerCapped(database, watts(cap, pool.gpu)) if cap else database
 
 
 def shape_of(model: Model, config: EngineConfig | None = None) -> ModelShape:
@@ -177,8 +187,8 @@ class FleetEngines:
         if key not in self._engines:
             source = (built.pool, built.engine)
             if source not in self._databases:
-                hardware = hardware_of(spec.pool(built.pool))
-                self._databases[source] = open_database(self._tables, hardware, built.engine)
+                pool = spec.pool(built.pool)
+                self._databases[source] = database_of(pool, self._tables, built.engine)
             shape = shape_of(model, built)
             self._engines[key] = EngineModel(
                 self._databases[source],

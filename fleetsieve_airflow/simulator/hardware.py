@@ -113,11 +113,15 @@ def hardware_named(name: str, price_per_gpu_hour: float | None = None) -> Hardwa
     found = KNOWN_HARDWARE[kind]
     if price_per_gpu_hour is not None:
         found = replace(found, price_per_gpu_hour=price_per_gpu_hour)
-    if not cap:
-        return found
+    return found.capped(watts(cap, name)) if cap else found
+
+
+def watts(cap: str, name: str) -> float:
+    """Read a power cap as it stands behind the ``@`` of a GPU's name, e.g. ``350W``.
+
+    :raises PerfDataError: it is not a number.
+    """
     try:
-        return found.capped(float(cap.rstrip("wW")))
+        return float(cap.strip().rstrip("wW"))
     except ValueError:
-        raise PerfDataError(
-            f"Power cap {cap!r} of {kind} is not a number of watts, e.g. {kind}@350W."
-        ) from None
+        raise PerfDataError(f"Power cap {cap!r} of {name!r} is not a number of watts, e.g. 350W.") from None

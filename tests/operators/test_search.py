@@ -27,13 +27,26 @@ measurement: {backend: simulate, duration_s: 60}
 def test_a_fleet_is_narrowed_to_engine_configs_that_a_fleet_file_can_take(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
     operator = SearchConfigsOperator(
-        task_id="search", fleet=str(tmp_path / "fleet.yaml"), keep=3, degrees=(2, 4)
+        task_id="search", fleet=str(tmp_path / "fleet.yaml"), keep=3, degrees=(2, 4), disaggregated=False
     )
     found = operator.execute({})["chat"]  # type: ignore[arg-type]
     assert 1 <= len(found["engine_configs"]) <= 3
     assert set(found["capacity_rps"]) == set(found["engine_configs"])
     assert all(section["pool"] == "h100" for section in found["engine_configs"].values())
     assert found["priced"] > 100
+
+
+def test_replicas_that_prefill_and_decode_apart_are_searched_where_the_backend_measures_them(
+    tmp_path: Path,
+) -> None:
+    for backend, phases in (("simulate", {"prefill", "decode"}), ("local", set())):
+        (tmp_path / "fleet.yaml").write_text(FLEET.replace("simulate", backend), encoding="utf-8")
+        operator = SearchConfigsOperator(
+            task_id="search", fleet=str(tmp_path / "fleet.yaml"), keep=2, degrees=(4,)
+        )
+        found = operator.execute({})["chat"]  # type: ignore[arg-type]
+        keys = {key for section in found["engine_configs"].values() for key in section}
+        assert keys & {"prefill", "decode"} == phases
 
 
 def test_a_gpu_without_a_data_sheet_fails_the_task_at_once(tmp_path: Path) -> None:

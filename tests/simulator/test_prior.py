@@ -12,7 +12,7 @@ from fleetsieve_airflow.records import FleetSpec, Model, Trace
 from fleetsieve_airflow.serialization import point_of
 from fleetsieve_airflow.simulator.calibration import calibrate
 from fleetsieve_airflow.simulator.fleet import FleetEngines
-from fleetsieve_airflow.simulator.narrowing import as_sections, narrow, targets_of
+from fleetsieve_airflow.simulator.narrowing import targets_of
 from fleetsieve_airflow.simulator.prior import observations_of, prior_capacities
 from tests.builders import make_slo, make_spec
 
@@ -121,25 +121,6 @@ def test_a_prior_however_wrong_never_changes_what_is_certified(kind: str) -> Non
             measured[config] = max(measured[config], item.measurement.point.load)
     for allocation in steered.decisions[-1].conservative.allocations:
         assert allocation.capacity_rps <= measured[allocation.config] * 1.01
-
-
-def test_narrowing_keeps_a_few_configs_that_can_meet_the_slo_best_first() -> None:
-    spec = fleet(configs={"TP4": 4})
-    kept, searches = narrow(
-        spec,
-        "chat",
-        lambda trial: fleet_requests(trial, FleetEngines(trial, "roofline")),
-        tables="roofline",
-        keep=4,
-    )
-    assert 1 < len(kept) <= 4
-    assert [item.capacity_per_gpu for item in kept] == sorted(
-        (item.capacity_per_gpu for item in kept), reverse=True
-    )
-    assert searches["h100"].priced > 200
-    section = as_sections(kept)[kept[0].config.label]
-    assert section["pool"] == "h100"
-    assert section["engine_args"] == {"quantization": "fp8"}
 
 
 def test_medians_must_be_within_the_tightest_percentile_of_each_latency() -> None:
