@@ -247,7 +247,7 @@ def measure(stack: Stack, spec: FleetSpec, campaign: CampaignRef) -> list[Timing
             raise RuntimeError("MLflow lists too few campaigns.")
 
     def look() -> None:
-        if read_page(f"{settings.airflow_url}/fleetsieve/plans", token).count("certified") < 50:
+        if read_page(f"{settings.airflow_url}/fleetsieve/plans", token).count("certified") < 25:
             raise RuntimeError("The page lists too few campaigns.")
 
     return [

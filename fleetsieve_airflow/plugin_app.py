@@ -9,9 +9,8 @@ origin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, cast
 from urllib.parse import urlencode
 
@@ -20,7 +19,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import get_user, requires_access_dag
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Query
 from fastapi.responses import HTMLResponse
 
 from fleetsieve_airflow import plugin_pages as pages
@@ -32,7 +31,10 @@ if TYPE_CHECKING:
 PREFIX = "/fleetsieve"
 #: Seconds a page waits for an MLflow that does not answer: somebody is looking at it.
 PATIENCE_S = 4.0
-CAMPAIGNS_SHOWN = 50
+#: No campaign began after the year 5138.
+MILLISECONDS_MAX = 10**14
+#: Campaigns on one page of the list.
+CAMPAIGNS_SHOWN = 25
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -85,9 +87,17 @@ def hook_for(conn_id: str) -> MlflowHook:
 
 
 @app.get("/plans", response_class=HTMLResponse)
-def plans(who: Annotated[Reader, Depends(reader)]) -> HTMLResponse:
-    """List the campaigns of every configured MLflow, newest first."""
-    sections = [_section(conn_id, who) for conn_id in connections()]
+def plans(
+    who: Annotated[Reader, Depends(reader)],
+    conn_id: str = "",
+    before: Annotated[int | None, Query(ge=0, le=MILLISECONDS_MAX)] = None,
+) -> HTMLResponse:
+    """List the newest campaigns of every configured MLflow, or those of one that began before some time.
+
+    :param before: milliseconds since 1970.
+    """
+    listed = [name for name in connections() if conn_id in ("", name)]
+    sections = [_section(name, who, before) for name in listed]
     return HTMLResponse(pages.plans_page(sections), headers=HEADERS)
 
 
@@ -162,19 +172,38 @@ def _report(hook: MlflowHook, campaign: CampaignRef) -> HTMLResponse:
     return HTMLResponse(html, headers=REPORT_HEADERS)
 
 
-def _section(conn_id: str, who: Reader) -> pages.Section:
+def _section(conn_id: str, who: Reader, before_ms: int | None) -> pages.Section:
     try:
         hook = hook_for(conn_id)
-        rows = tuple(_rows(hook, conn_id, who))
+        shown, more = _first(filter(who.may_see, hook.newest_campaigns(before_ms=before_ms)))
+        rows = tuple(_row(hook, conn_id, item) for item in shown)
     except FleetsieveError as error:
         return pages.Section(title=conn_id, problem=str(error))
     except AirflowNotFoundException:
         return pages.Section(title=conn_id, problem=f"Airflow has no connection {conn_id!r}.")
-    return pages.Section(title=conn_id, rows=rows)
+    older = urlencode({"conn_id": conn_id, "before": shown[-1].campaign.started_ms}) if more else ""
+    return pages.Section(
+        title=conn_id,
+        rows=rows,
+        older_url=f"plans?{older}" if more else "",
+        newest_url="" if before_ms is None else "plans",
+    )
 
 
-def _rows(hook: MlflowHook, conn_id: str, who: Reader) -> Iterator[pages.Row]:
-    for item in islice(filter(who.may_see, hook.newest_campaigns()), CAMPAIGNS_SHOWN):
-        campaign = item.campaign
-        query = urlencode({"conn_id": conn_id, "fleet": campaign.fleet, "campaign_id": campaign.campaign_id})
-        yield pages.Row(item, report_url=f"report?{query}", mlflow_url=hook.campaign_url(campaign))
+def _first(campaigns: Iterable[CampaignSummary]) -> tuple[list[CampaignSummary], bool]:
+    """Return one page of campaigns, and whether there are older ones.
+
+    Those that began in the same millisecond stay together: the next page begins before it.
+    """
+    shown: list[CampaignSummary] = []
+    for item in campaigns:
+        if len(shown) >= CAMPAIGNS_SHOWN and item.campaign.started_ms < shown[-1].campaign.started_ms:
+            return shown, True
+        shown.append(item)
+    return shown, False
+
+
+def _row(hook: MlflowHook, conn_id: str, item: CampaignSummary) -> pages.Row:
+    campaign = item.campaign
+    query = urlencode({"conn_id": conn_id, "fleet": campaign.fleet, "campaign_id": campaign.campaign_id})
+    return pages.Row(item, report_url=f"report?{query}", mlflow_url=hook.campaign_url(campaign))

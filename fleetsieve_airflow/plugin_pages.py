@@ -50,11 +50,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The campaigns of one MLflow connection, or why they cannot be shown."""
+    """A page of the campaigns of one MLflow connection, or why they cannot be shown."""
 
     title: str
     rows: tuple[Row, ...] = ()
     problem: str = ""
+    older_url: str = ""
+    newest_url: str = ""
 
 
 def plans_page(sections: Sequence[Section]) -> str:
@@ -78,7 +80,10 @@ def _section(section: Section, *, named: bool) -> str:
         )
     cells = "".join(f'<th class="{kind}">{escape(text)}</th>' for text, kind in HEADINGS)
     rows = "\n".join(_row(row) for row in section.rows)
-    return f"{head}<table><thead><tr>{cells}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+    ways = {"Newest campaigns": section.newest_url, "Older campaigns": section.older_url}
+    links = " · ".join(f'<a href="{escape(url)}">{text}</a>' for text, url in ways.items() if url)
+    foot = f"<p>{links}</p>" if links else ""
+    return f"{head}<table><thead><tr>{cells}</tr></thead><tbody>\n{rows}\n</tbody></table>{foot}"
 
 
 def _row(row: Row) -> str:
@@ -115,7 +120,7 @@ def _count(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else f"{value:.3g}"
 
 
 def _page(title: str, body: str) -> str:

@@ -1,6 +1,6 @@
 # The evaluation against recorded grids, which stay outside the repository.
 
-.PHONY: benchmark benchmark-full benchmark-sample bench-replan
+.PHONY: benchmark benchmark-full benchmark-sample bench-replan bench-history
 
 benchmark: $(VENV)/.dev  ## evaluate the saving: GRIDS=a.csv,b.csv; resumable, writes benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks --grids "$(call grids)"
@@ -15,3 +15,6 @@ grids = $(or $(GRIDS),$(error Say which recorded grids to use: make $@ GRIDS=pat
 
 bench-replan: $(VENV)/.dev  ## what planning a release again costs; GRIDS=a.csv,b.csv adds recorded grids; writes benchmarks/REPLAN.md
 	@$(BIN)/python -m benchmarks.replan $(if $(GRIDS),--grids "$(GRIDS)")
+
+bench-history: $(VENV)/.dev  ## how long MLflow, Airflow's page and a decision take with 200 campaigns in the history
+	@$(BIN)/python -m benchmarks.history

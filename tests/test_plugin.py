@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,25 @@ def test_the_list_shows_campaigns_with_verdict_gap_and_spend(airflow_app: FastAP
     assert 'href="report?conn_id=mlflow_default&amp;fleet=test&amp;campaign_id=c1"' in page.text
     assert '<td class="n">1</td>' in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_long_list_has_pages_on_which_every_campaign_is_once(
+    airflow_app: FastAPI, hook: MlflowHook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetsieve_airflow.plugin_app.CAMPAIGNS_SHOWN", 2)
+    ids = [open_campaign(hook, f"c{number}").campaign_id for number in range(5)]
+    browser, url, found = client(airflow_app, "viewer"), "plans", list[str]()
+    while url:
+        page = browser.get(f"/fleetsieve/{unescape(url)}").text
+        found += re.findall(r"campaign_id=([^\"&]+)", page)
+        assert ("Newest campaigns" in page) == (url != "plans")
+        url = (re.findall(r'href="(plans\?[^"]+)">Older campaigns', page) or [""])[0]
+    assert sorted(found) == sorted(ids)
+
+
+@pytest.mark.parametrize("query", ["before=soon", "before=-1", "before=999999999999999"])
+def test_a_time_that_is_none_is_refused(airflow_app: FastAPI, query: str) -> None:
+    assert client(airflow_app, "viewer").get(f"/fleetsieve/plans?{query}").status_code == 422
 
 
 def test_a_campaign_of_a_dag_that_the_user_may_not_read_is_neither_listed_nor_shown(

@@ -170,9 +170,12 @@ class MlflowHook(BaseHook):
         found = self._fleets.find(fleet)
         return self._campaigns.list(found, limit) if found else ()
 
-    def newest_campaigns(self) -> Iterator[CampaignSummary]:
-        """Yield the campaigns of all fleets, newest first; read from the server as far as they are taken."""
-        return self._campaigns.newest(self._fleets.all())
+    def newest_campaigns(self, *, before_ms: int | None = None) -> Iterator[CampaignSummary]:
+        """Yield the campaigns of all fleets, newest first; read from the server as far as they are taken.
+
+        :param before_ms: leave out those that began then or later, milliseconds since 1970.
+        """
+        return self._campaigns.newest(self._fleets.all(), before_ms)
 
     def rounds_done(self, campaign: CampaignRef) -> int:
         """Return how many rounds of measuring the campaign has asked for so far."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.store.entities import PagedList
 
-#: Campaigns that are read in one call.
-_PAGE = 50
+#: Campaigns that are read in one call: each takes MLflow some ten milliseconds.
+_PAGE = 26
 
 
 class CampaignStore:
@@ -112,18 +112,22 @@ class CampaignStore:
         page = self._page([fleet.plans_id], limit, None)
         return tuple(_summary(run, fleet) for run in page)
 
-    def newest(self, fleets: Sequence[FleetRef]) -> Iterator[CampaignSummary]:
+    def newest(self, fleets: Sequence[FleetRef], before_ms: int | None) -> Iterator[CampaignSummary]:
         """Yield the campaigns of several fleets, newest first, reading on as long as somebody asks."""
         known, token = {fleet.plans_id: fleet for fleet in fleets}, None
         while known:
-            page = self._page(list(known), _PAGE, token)
+            page = self._page(list(known), _PAGE, token, before_ms)
             yield from (_summary(run, known[run.info.experiment_id]) for run in page)
             token = page.token
             if not token:
                 return
 
-    def _page(self, experiment_ids: Sequence[str], limit: int, token: str | None) -> PagedList[Run]:
+    def _page(
+        self, experiment_ids: Sequence[str], limit: int, token: str | None, before_ms: int | None = None
+    ) -> PagedList[Run]:
         query = f"tags.`{layout.TAG_KIND}` = '{layout.KIND_PLAN}'"
+        if before_ms is not None:
+            query += f" AND attributes.start_time < {before_ms:d}"
         return self._client.call(
             "list campaigns",
             lambda client: client.search_runs(

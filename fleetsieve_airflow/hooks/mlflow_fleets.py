@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from fleetsieve_airflow.reporting import layout, views
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
+    from mlflow.store.entities import PagedList
 
 _SQLITE = "sqlite:///"
 
@@ -54,19 +56,26 @@ class FleetStore:
         return FleetRef(fleet=fleet, plans_id=ids[0], measurements_id=ids[1])
 
     def all(self) -> tuple[FleetRef, ...]:
-        """Return all fleets that were ever planned, sorted by name; two calls, however many there are."""
-        plans, measurements = self._ids(layout.PLANS), self._ids(layout.MEASUREMENTS)
+        """Return all fleets that were ever planned, sorted by name; one call for up to 500 of them."""
+        ids: dict[str, dict[str, str]] = {layout.PLANS: {}, layout.MEASUREMENTS: {}}
+        for experiment in self._experiments():
+            kind, fleet = experiment.tags.get(layout.TAG_KIND), experiment.tags.get(layout.TAG_FLEET)
+            if kind in ids and fleet:
+                ids[kind][fleet] = str(experiment.experiment_id)
+        plans, measurements = ids[layout.PLANS], ids[layout.MEASUREMENTS]
         return tuple(
             FleetRef(fleet=fleet, plans_id=plans[fleet], measurements_id=measurements[fleet])
             for fleet in sorted(plans.keys() & measurements.keys())
         )
 
-    def _ids(self, kind: layout.Kind) -> dict[str, str]:
-        query = f"tags.`{layout.TAG_KIND}` = '{kind}'"
-        found = self._client.call(
-            "list fleets", lambda client: client.search_experiments(filter_string=query, max_results=1000)
-        )
-        return {experiment.tags[layout.TAG_FLEET]: str(experiment.experiment_id) for experiment in found}
+    def _experiments(self) -> Iterator[Experiment]:
+        query, token = f"name LIKE '{layout.EXPERIMENT_PREFIX}%'", None
+        while True:
+            page = self._client.call("list fleets", partial(_page, query, token))
+            yield from page
+            token = page.token
+            if not token:
+                return
 
     def _find(self, fleet: str, kind: layout.Kind) -> Experiment | None:
         name = layout.experiment_name(fleet, kind)
@@ -116,6 +125,10 @@ class FleetStore:
             f"describe {experiment.name}",
             lambda client: client.set_experiment_tag(experiment.experiment_id, name, value),
         )
+
+
+def _page(query: str, token: str | None, client: MlflowClient) -> PagedList[Experiment]:
+    return client.search_experiments(filter_string=query, max_results=1000, page_token=token)
 
 
 def _tags(fleet: str, kind: layout.Kind) -> dict[str, str]:

@@ -26,6 +26,7 @@ SCHEMA = "1"
 #: Values above this length are cut by MLflow without a word; what may be longer goes into an artifact.
 TAG_VALUE_MAX = 7_500
 NAME_LENGTH_MAX = 80
+EXPERIMENT_PREFIX = "fleetsieve/"
 #: What MLflow's browser needs in a link to open runs: its default mode would show an empty page of traces.
 WORKFLOW = "workflowType=machine_learning"
 
@@ -126,7 +127,7 @@ def check_name(path: str, name: str) -> None:
 
 def experiment_name(fleet: str, kind: Kind) -> str:
     """Return the name of one of a fleet's two experiments; the fleet is in the part that breadcrumbs show."""
-    return f"fleetsieve/{fleet}-{kind}"
+    return f"{EXPERIMENT_PREFIX}{fleet}-{kind}"
 
 
 def experiment_note(fleet: str, kind: Kind, own_id: str, other_id: str) -> str:

@@ -29,7 +29,7 @@ border-radius:3px}
 .alert h2{margin-top:0}
 .alert{border:2px solid #a40e26;padding:10px 16px;margin:14px 0}
 .five{display:flex;flex-wrap:wrap;gap:10px}
-.five>div{flex:1 1 170px;border:1px solid #d8dee4;border-radius:6px;padding:8px 12px}
+.five>div{flex:1 1 135px;border:1px solid #d8dee4;border-radius:6px;padding:8px 12px}
 .five b{display:block;font-size:21px;line-height:1.3;white-space:nowrap}
 .five span{color:#57606a;font-size:12px;display:block;line-height:1.35}
 table{border-collapse:collapse;width:100%}

@@ -83,6 +83,7 @@ def _plan_rows(
     left = f"+{percent(share)}" if share >= words.EXACT else "0 %"
     if share < -words.EXACT:
         left = f"<b>short by {percent(-share)}</b>"
+    left = left.replace(" %", "&nbsp;%")
     asked = [
         f"<b>{name_html(workload.name)}</b>",
         name_html(workload.model),
@@ -101,7 +102,7 @@ def _plan_rows(
                 f"<b>{name_html(item.config)}</b>",
                 f"<b>{item.replicas:,}</b>",
                 f"{item.gpus:,}",
-                capacity,
+                capacity.replace(" ", "&nbsp;"),
                 left if i == 0 else "",
             ]
         )

@@ -81,22 +81,24 @@ def plan_words(plan: Plan) -> str:
 
 
 def plan_note(spec: FleetSpec, decision: Decision, links: Mapping[str, str] | None = None) -> str:
-    """Return a campaign's description: the verdict, the plan by workload, then spend and warnings.
+    """Return a campaign's description: the verdict, its evidence and cost, then the plan and warnings.
+
+    MLflow shows some five lines of it and hides the rest until it is asked for more.
 
     :param links: where more is said, by what stands there.
     """
     spend, verdict = decision.spend, verdict_text(spec, [decision])
     lines = [
         f"**{verdict.headline}** {verdict.meaning}",
-        *(["", " · ".join(f"[{text}]({url})" for text, url in links.items())] if links else []),
-        "",
-        "| workload | demand, req/s | replicas | GPUs | capacity of one, req/s | served at least |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(_workload_row(spec, decision, workload.name) for workload in spec.workloads),
         "",
         f"{count(spend.points_measured, 'point')} measured, {spend.points_reused} reused, of "
         f"{spend.points_all}; {number(spend.gpu_seconds_window)} of {number(spend.gpu_seconds_window_all)} "
         "GPU-seconds of windows spent.",
+        *([" · ".join(f"[{text}]({url})" for text, url in links.items())] if links else []),
+        "",
+        "| workload | demand, req/s | replicas | GPUs | capacity of one, req/s | served at least |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(_workload_row(spec, decision, workload.name) for workload in spec.workloads),
     ]
     lines += [
         f"\n{text}" for text in (verdict.trust, *(f"Warning: {text}" for text in decision.warnings)) if text

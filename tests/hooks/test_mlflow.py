@@ -97,6 +97,9 @@ class TestFleets:
         assert opened <= set(found)
         started = [campaign.started_ms for campaign in found]
         assert started == sorted(started, reverse=True)
+        newest = max(campaign.started_ms for campaign in opened)
+        older = [item.campaign for item in hook.newest_campaigns(before_ms=newest)]
+        assert older == [campaign for campaign in found if campaign.started_ms < newest]
 
     def test_both_experiments_have_a_saved_view(self, hook: MlflowHook, spec: FleetSpec) -> None:
         fleet = hook.ensure_fleet(spec.fleet)

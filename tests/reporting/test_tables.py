@@ -54,9 +54,12 @@ def test_a_description_begins_with_the_verdict_and_goes_on_with_the_plan() -> No
     assert {row.count("|") for row in rows} == {7}
 
 
-def test_a_description_counts_what_was_spent() -> None:
-    note = tables.plan_note(SPEC, decide(SPEC, KNOWN))
-    assert "2 points measured, 0 reused, of 24; 1,800 of 33,600 GPU-seconds" in note
+def test_evidence_and_cost_are_in_the_lines_that_mlflow_shows_at_once() -> None:
+    lines = tables.plan_note(
+        SPEC, decide(SPEC, KNOWN), {"report": "#r", "all measurements": "#m"}
+    ).splitlines()
+    assert "2 points measured, 0 reused, of 24; 1,800 of 33,600 GPU-seconds" in lines[2]
+    assert lines[3] == "[report](#r) · [all measurements](#m)"
 
 
 def test_a_plan_fits_on_one_line() -> None:
