@@ -216,21 +216,22 @@ def point_of(spec: FleetSpec, candidate: Candidate, load: float, repeat: int = 0
     """
     if load not in candidate.loads:
         raise EvidenceError(f"{candidate.label}: load {load} is not on its ladder {list(candidate.loads)}.")
-    return _point_of(spec, candidate, load, repeat, profile_digest(spec, candidate))
+    gpus = spec.config(candidate.config).gpus
+    return _point_of(spec, candidate, load, repeat, gpus, profile_digest(spec, candidate))
 
 
 def points_of(spec: FleetSpec, candidate: Candidate, repeats: int = 1) -> tuple[MeasurementPoint, ...]:
     """Return all points of a candidate in ladder order, each with its first ``repeats`` seeds."""
-    profile = profile_digest(spec, candidate)
+    gpus, profile = spec.config(candidate.config).gpus, profile_digest(spec, candidate)
     return tuple(
-        _point_of(spec, candidate, load, repeat, profile)
+        _point_of(spec, candidate, load, repeat, gpus, profile)
         for load in candidate.loads
         for repeat in range(repeats)
     )
 
 
 def _point_of(
-    spec: FleetSpec, candidate: Candidate, load: float, repeat: int, profile: str
+    spec: FleetSpec, candidate: Candidate, load: float, repeat: int, gpus: int, profile: str
 ) -> MeasurementPoint:
     settings = spec.measurement
     seed = settings.seed + repeat
@@ -242,7 +243,7 @@ def _point_of(
         load=load,
         duration_s=settings.duration_s,
         seed=seed,
-        gpus=spec.config(candidate.config).gpus,
+        gpus=gpus,
         profile=profile,
         key=key,
     )

@@ -131,7 +131,7 @@ def _next_points(spec: FleetSpec, evidence: Evidence, ladders: Sequence[Ladder])
             usable = [
                 repeat
                 for repeat, key in enumerate(keys[j * repeats : (j + 1) * repeats])
-                if key not in measured and failures[key] < spec.measurement.failed_attempts
+                if key not in measured and failures.get(key, 0) < spec.measurement.failed_attempts
             ]
             row.append(usable[0] if usable else None)
         rows.append(row)

@@ -265,7 +265,7 @@ def allocate_exact(problem: Problem, capacities: Sequence[Sequence[float]]) -> l
         reaches = level >= problem.required * (1 - SLACK)
         if not (problem.counts_need and reaches):
             needed = _spend_rest(problem, rows, needed)
-    return [_mix(problem, w, capacities[w], rows[w], int(needed[w])) for w in range(len(rows))]
+    return [mix(problem, w, capacities[w], rows[w], int(needed[w])) for w in range(len(rows))]
 
 
 def _spend_rest(problem: Problem, rows: Sequence[Array], needed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -323,19 +323,16 @@ def _greedy(gains: Sequence[Sequence[tuple[int, float]]], rest: int) -> list[int
     return extras
 
 
-def _mix(problem: Problem, w: int, capacities: Sequence[float], row: Array, gpus: int) -> list[int]:
+def mix(problem: Problem, w: int, capacities: Sequence[float], row: Array, gpus: int) -> list[int]:
     """Return the replica counts that give ``f_w(gpus)``: largest replicas first, then the spec's order."""
     counts = [0] * len(capacities)
     order = sorted(range(len(capacities)), key=lambda c: (-problem.gpus[w][c], c))
-    while gpus > 0 and row[gpus] > 0.0:
-        slack = SLACK * max(1.0, float(row[gpus]))
-        for c in order:
-            size = problem.gpus[w][c]
-            if (
-                capacities[c] > 0.0
-                and size <= gpus
-                and abs(row[gpus] - row[gpus - size] - capacities[c]) <= slack
-            ):
+    kinds = [(c, problem.gpus[w][c], capacities[c]) for c in order if capacities[c] > 0.0]
+    served: list[float] = row[: gpus + 1].tolist()  # plain numbers: many single look-ups follow
+    while gpus > 0 and served[gpus] > 0.0:
+        slack = SLACK * max(1.0, served[gpus])
+        for c, size, capacity in kinds:
+            if size <= gpus and abs(served[gpus] - served[gpus - size] - capacity) <= slack:
                 counts[c] += 1
                 gpus -= size
                 break

@@ -157,8 +157,9 @@ def _skipped(
     beaten = dominated(problem, ladders, box)
     rows = []
     for ladder, worse in zip(ladders, beaten, strict=True):
+        unknown = ladder.unknown()
         for j, load in enumerate(ladder.candidate.loads):
-            reason = _skip_reason(ladder, j, worse, state)
+            reason = _skip_reason(unknown, j, worse, state)
             if ladder.verdicts[j] is None and reason:
                 rows.append(
                     SkippedPoint(
@@ -172,10 +173,10 @@ def _skipped(
     return tuple(rows)
 
 
-def _skip_reason(ladder: Ladder, j: int, worse: bool, state: DecisionState) -> str:
-    if j <= ladder.met_upto:
+def _skip_reason(unknown: range, j: int, worse: bool, state: DecisionState) -> str:
+    if j < unknown.start:
         return "implied: a higher load of this candidate is met"
-    if j > ladder.open_upto:
+    if j >= unknown.stop:
         return "implied: a lower load of this candidate is missed, or its engine refused to start"
     if worse:
         return "cannot matter: the same GPUs are proved to serve at least as much in other replicas"

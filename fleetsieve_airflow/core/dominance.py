@@ -16,14 +16,17 @@ def dominated(problem: Problem, ladders: Sequence[Ladder], box: Box) -> list[boo
     """
     result = []
     for i, (w, c) in enumerate(places_of(problem, ladders)):
+        if ladders[i].met_upto >= 0:
+            # an equal is only dominated by what is itself kept: strictly better, or smaller
+            result.append(False)
+            continue
         single = problem.max_replicas[w] is not None
         served = [
             (n, _best_within(_in_pool(problem, box, w, c, k), size, problem.node_sizes[k], single=single))
             for k, size, n in problem.parts_of(w, c)
         ]
         known = max(best for _, best in served) if single else sum(n * best for n, best in served)
-        # an equal is only dominated by what is itself kept: strictly better, or smaller
-        result.append(known >= box.upper[w][c] * (1 - SLACK) and known > 0.0 and not ladders[i].met_upto >= 0)
+        result.append(known >= box.upper[w][c] * (1 - SLACK) and known > 0.0)
     return result
 
 

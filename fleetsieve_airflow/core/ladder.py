@@ -73,8 +73,13 @@ class Ladder:
     @property
     def met_upto(self) -> int:
         """Index of the highest load known to be met, -1 if none; one above a missed load does not count."""
-        below = min(self.missed, default=len(self.verdicts))
-        return max((j for j in self.met if j < below), default=-1)
+        highest = -1
+        for j, verdict in enumerate(self.verdicts):
+            if verdict == "missed":
+                break
+            if verdict == "met":
+                highest = j
+        return highest
 
     @property
     def open_upto(self) -> int:
@@ -83,8 +88,13 @@ class Ladder:
             return -1
         if not self.monotone:
             return max((j for j, verdict in enumerate(self.verdicts) if verdict != "missed"), default=-1)
-        highest_met = max(self.met, default=-1)
-        return min((j for j in self.missed if j > highest_met), default=len(self.verdicts)) - 1
+        lowest = len(self.verdicts)  # of the missed loads above every met one
+        for j in range(len(self.verdicts) - 1, -1, -1):
+            if self.verdicts[j] == "met":
+                break
+            if self.verdicts[j] == "missed":
+                lowest = j
+        return lowest - 1
 
     def rate_lower(self, j: int) -> float:
         """Return a lower bound in req/s on the rate at load ``j``; 0 where nothing bounds it."""

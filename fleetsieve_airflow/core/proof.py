@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetsieve_airflow.core.allocation import SLACK, Problem, curve
+from fleetsieve_airflow.core.allocation import SLACK, Problem, curve, mix
 from fleetsieve_airflow.core.belief import Belief
 from fleetsieve_airflow.core.ladder import Ladder
 
@@ -29,6 +29,8 @@ LIKELY = 0.25
 MAX_GOALS = 12
 #: Up to so many uses of replica kinds are tried in pairs.
 MOST_MIXED = 24
+#: Capacities of at least this chance are those that plans of more than two kinds are made from.
+MIX_CHANCES = (0.5, 0.2)
 #: Parts of the way from what is proved to what is likely that are tried where all of it cannot be proved.
 CLOSER = (0.75, 0.5, 0.25)
 
@@ -135,7 +137,34 @@ def _reaching(scene: Scene, w: int, level: float) -> list[Option]:
             options.append(Option(needed, expected_price(scene.costs[i], chance), (question,)))
             singles.append((c, rate, options[-1]))
     options.extend(_pairs(scene, w, target, singles))
+    options.extend(_expected_mixes(scene, w, target))
     return _frontier(options, len(base))
+
+
+def _expected_mixes(scene: Scene, w: int, target: float) -> Iterable[Option]:
+    """Yield what proves the replicas, of any number of kinds, that expected capacities call for.
+
+    So what expectations reach is never called beyond proof because more than two kinds have to be mixed.
+    """
+    for chance in MIX_CHANCES:
+        row, loads = [], []
+        for c, i in enumerate(scene.members[w]):
+            hoped = [j for j in scene.open_loads(i) if scene.belief.met[i][j] >= chance]
+            rate = float(scene.belief.rate[i][hoped[-1]]) if hoped else 0.0
+            rate *= math.exp(-scene.ladders[i].least_blur)
+            row.append(max(rate, scene.lower[w][c]))
+            loads.append(hoped[-1] if rate > scene.lower[w][c] else None)
+        best = curve(scene.problem, w, row)
+        gpus = int(np.searchsorted(best, target))
+        counts = mix(scene.problem, w, row, best, gpus) if gpus < len(best) else []
+        questions = tuple(
+            Question(i, j, "met", float(scene.belief.met[i][j]))
+            for i, j, n in zip(scene.members[w], loads, counts, strict=False)
+            if n and j is not None
+        )
+        if questions:
+            price = sum(expected_price(scene.costs[q.ladder], q.chance) for q in questions)
+            yield Option(gpus, price, questions)
 
 
 def _pairs(

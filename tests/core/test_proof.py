@@ -133,6 +133,19 @@ class TestReached:
         assert [label.split()[1] for label in labels(scene, questions)] == ["TP4", "TP8"]
         assert value_of(scene.problem, ends_after(scene, questions or ())[0]) == pytest.approx(1.0)
 
+    def test_three_kinds_are_mixed_where_two_cannot_do(self) -> None:
+        # 7 GPUs serve 7.7 req/s only as a TP4, a TP2 and a TP1 together: every other mix leaves a GPU idle
+        # or repeats a kind whose rate is low for its size.
+        spec = make_spec(
+            demand={"chat": 7.7}, configs={"TP1": 1, "TP2": 2, "TP4": 4}, gpus=7, gpus_per_node=7,
+            loads={"TP1": (0.7, 0.8), "TP2": (1.9, 2.0), "TP4": (4.8, 4.9)},
+        )  # fmt: skip
+        scene = scene_of(replace_nodes(spec), Evidence())
+        belief = Belief([row * 0 + 0.9 for row in scene.belief.met], scene.belief.rate)
+        questions = prove_reached(replace(scene, belief=belief), 1.0)
+        assert labels(scene, questions) == ["chat TP1 0.8 met", "chat TP2 2 met", "chat TP4 4.9 met"]
+        assert value_of(scene.problem, ends_after(scene, questions or ())[0]) == pytest.approx(1.0)
+
     def test_what_cannot_be_asked_is_not_asked(self) -> None:
         scene = scene_of(make_spec(demand={"chat": 16.0}), Evidence())
         silent = replace(scene, askable=[[False] * 4 for _ in scene.ladders])
