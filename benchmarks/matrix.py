@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.methods import ALL, RANDOM, BayesianOptimisation, FleetSieve
+from benchmarks.methods import ALL, RANDOM, BayesianOptimisation, FleetSieve, ToldFleetSieve
 from benchmarks.tasks import Setting, Task, fleets_of
 
 OURS = FleetSieve.name
+TOLD = ToldFleetSieve.name
 BAYES = BayesianOptimisation.name
-#: Largest fleets, in workloads, that are played with several rooms for profiling, and with noise.
-ROOMS_UPTO, NOISE_UPTO = 5, 5
+#: Largest fleets, in workloads, that are played with several rooms for profiling, with noise, and told.
+ROOMS_UPTO, NOISE_UPTO, TOLD_UPTO = 5, 5, 12
 STEPWISE = tuple(method.name for method in ALL if method not in RANDOM)
 DRAWN = tuple(method.name for method in RANDOM)
 
@@ -24,6 +25,8 @@ def tasks_of(setting: Setting) -> list[Task]:
     ]
     for name, fleet in fleets_of(setting, "real").items():
         count = len(fleet.spec.workloads)
+        if count <= TOLD_UPTO:
+            tasks.append(Task("real", name, "play", TOLD, 0.5 * _cost(OURS, count)))
         if count <= ROOMS_UPTO:
             tasks += [Task("real", name, "rooms", m.name, 3 * _cost(m.name, count)) for m in ALL]
         if count <= NOISE_UPTO:

@@ -85,9 +85,20 @@ def _families(summary: dict[str, Any], group: str, title: str) -> str:
         {tables["all"][OURS]["limit_exact_share"]:.0%} of the fleets.""",
         "![Cost against the clairvoyant](figures/clairvoyant.svg)" if pictures else "",
         table(lambda one: f"{_number(one['to_limit_median'])} / {_number(one['to_limit_p90'])}"),
+        _told(summary["told"]) if pictures else "",
         "All fleets together, points one after the other.",
         _absolute(tables["all"]),
     )
+
+
+def _told(told: dict[str, Any]) -> str:
+    if not told["fleets"]:
+        return ""
+    right, usual = ([_number(told[key][of]) for of in ("median", "p90")] for key in ("told", "as_it_is"))
+    return f"""Where the difference comes from: {told["fleets"]} of these fleets were also played with beliefs
+    that are the truth (certificates still rest on measurements). Then FleetSieve pays {" / ".join(right)} of
+    the bound, as it is {" / ".join(usual)}. The first is the price of its rule of choice, what is beyond it
+    the price of not knowing the answers before they are paid for."""
 
 
 def _absolute(methods: dict[str, Any]) -> str:

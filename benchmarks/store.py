@@ -25,6 +25,8 @@ CHOICE = {
     "priors.py",
     "proof.py",
 }
+#: Modules of ``benchmarks/methods`` that play FleetSieve.
+OURS = ("ours", "told")
 SHARED = (
     "clairvoyant.py",
     "fleets.py",
@@ -88,9 +90,10 @@ def code_digest(method: str | None) -> str:
 
     :param method: the module name in ``benchmarks/methods``; None for what depends on no method.
     """
-    core = [path for path in CORE.glob("*.py") if method == "ours" or path.name not in CHOICE]
+    core = [path for path in CORE.glob("*.py") if method in OURS or path.name not in CHOICE]
     here = ROOT / "benchmarks"
     files = [*core, *(path for name in SHARED if (path := here / name).is_file())]
     if method is not None:
-        files += [here / "methods" / "base.py", here / "methods" / f"{method}.py"]
+        names = OURS if method in OURS else (method,)
+        files += [here / "methods" / f"{name}.py" for name in ("base", *names)]
     return digest_of(files)

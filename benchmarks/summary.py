@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fleets import DEMAND_SCALES, WORKLOADS
-from benchmarks.matrix import DRAWN, NOISE_UPTO, OURS, ROOMS_UPTO, STEPWISE
+from benchmarks.matrix import DRAWN, NOISE_UPTO, OURS, ROOMS_UPTO, STEPWISE, TOLD, TOLD_UPTO
 from benchmarks.methods import ALL
 from benchmarks.methods.orders import UniformRandom
 from benchmarks.noise import CONFIDENCE, REPEATS, run_to_run_cv
@@ -75,6 +75,7 @@ def summarise(setting: Setting, store: Store, times: Sequence[dict[str, Any]]) -
         "real": _tables(real),
         "synthetic": _tables(synthetic),
         "paper": _paper(setting, store),
+        "told": _told(setting, store, real),
         "rooms": _rooms(setting, store),
         "noise": noise,
         "growth": _growth(setting, store),
@@ -282,6 +283,19 @@ def _paper(setting: Setting, store: Store) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _told(setting: Setting, store: Store, real: Sequence[Row]) -> dict[str, Any]:
+    """Compare FleetSieve that believes the truth, and as it is on the same fleets, to the clairvoyant."""
+    fleets = fleets_of(setting, "real")
+    rows = [row for row in real if row.method == OURS and len(fleets[row.fleet].spec.workloads) <= TOLD_UPTO]
+    told = [store[Task("real", row.fleet, "play", TOLD, 0).key(setting)]["window"] for row in rows]
+    summary: dict[str, Any] = {"fleets": len(rows)}
+    for name, windows in (("told", told), ("as_it_is", [row.window for row in rows])):
+        ratios = [window / row.lower for window, row in zip(windows, rows, strict=True)]
+        if ratios:
+            summary[name] = {"median": statistics.median(ratios), "p90": _quantile(ratios, 0.9)}
+    return summary
 
 
 def _rooms(setting: Setting, store: Store) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from benchmarks.methods.bisection import CheapestBisection, IndependentBest, Lar
 from benchmarks.methods.halving import SuccessiveHalving
 from benchmarks.methods.orders import AllPoints, Coverage, RandomUndetermined, UniformRandom
 from benchmarks.methods.ours import FleetSieve
+from benchmarks.methods.told import ToldFleetSieve
 
 __all__ = [
     "ALL",
@@ -18,6 +19,7 @@ __all__ = [
     "CheapestBisection",
     "FleetSieve",
     "Method",
+    "ToldFleetSieve",
     "UniformRandom",
 ]
 
@@ -36,4 +38,4 @@ ALL: tuple[type[Method], ...] = (
 )
 #: Methods whose cost on a fleet is a mean over random orders.
 RANDOM: tuple[type[Method], ...] = (UniformRandom, RandomUndetermined)
-BY_NAME = {method.name: method for method in ALL}
+BY_NAME = {method.name: method for method in (*ALL, ToldFleetSieve)}

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.clairvoyant import clairvoyant
-from benchmarks.methods import ALL, FleetSieve, Method, UniformRandom
+from benchmarks.methods import ALL, FleetSieve, Method, ToldFleetSieve, UniformRandom
 from benchmarks.methods.orders import first_settled, shuffled, without_implied
 from benchmarks.noise import RecordedRuns
 from benchmarks.paper import PUBLISHED, paper_fleets
 from benchmarks.play import play, with_repeats
 from benchmarks.state import Board
+from fleetsieve_airflow.core import acquisition
+from fleetsieve_airflow.core.priors import believe_given
 from tests.benchmarks.tiny import tiny_fleet
 
 methods = pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
@@ -72,3 +74,19 @@ def test_at_the_papers_demand_the_plan_is_the_published_one() -> None:
     board = Board(paper_fleets()[1])
     outcome = play(board, FleetSieve(board))
     assert outcome.plan == outcome.oracle == PUBLISHED[1.0].oracle
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("scale", [0.7, 1.0, 1.3])
+def test_told_the_truth_fleetsieve_pays_little_beyond_the_cheapest_proof(seed: int, scale: float) -> None:
+    board = Board(tiny_fleet(seed, scale, workloads=3, gpus=16, loads=5))
+    told, limit = play(board, ToldFleetSieve(board)), clairvoyant(board)
+    assert told.state.startswith("certified")
+    assert not told.wrong
+    assert limit.lower <= told.window <= 1.5 * limit.found
+
+
+def test_what_the_core_believes_is_only_replaced_while_a_round_is_chosen() -> None:
+    board = Board(tiny_fleet(1, 1.0))
+    play(board, ToldFleetSieve(board))
+    assert acquisition.believe_given is believe_given

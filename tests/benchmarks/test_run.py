@@ -36,6 +36,8 @@ def test_an_evaluation_writes_numbers_tables_and_figures_and_is_not_done_twice(
     )
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "## What it must show" in text
+    assert first["told"]["told"]["median"] <= first["told"]["as_it_is"]["median"]
+    assert "Where the difference comes from" in text
     assert str(tmp_path) not in text
     for name in ("savings", "clairvoyant", "anytime", "growth"):
         assert (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
