@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ import numpy as np
 from fleetsieve_airflow.backends.simulate import SimulateBackend, fleet_requests
 from fleetsieve_airflow.campaign import run_campaign
 from fleetsieve_airflow.core.allocation import problem_of
-from fleetsieve_airflow.core.bounds import fulfilments, value_of
+from fleetsieve_airflow.core.bounds import fulfilments, solve, value_of
 from fleetsieve_airflow.core.verdict import judge
 from fleetsieve_airflow.evidence import Decision, Measurement, MeasurementPoint, PriorCapacity
 from fleetsieve_airflow.records import Candidate, FleetSpec
@@ -86,13 +87,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for kind in KINDS
     }
-    result = {"mean_of_without": summary, "worst_of_without": worst, "wrong": wrong, "fleets": rows}
+    alone = [row["alone"] for row in rows]
+    unmeasured = {
+        "regret_mean": round(statistics.fmean(alone), 3),
+        "regret_worst": round(max(alone), 3),
+        "wrong": sum(regret > TOLERANCE for regret in alone),
+    }
+    result = {
+        "mean_of_without": summary,
+        "worst_of_without": worst,
+        "wrong": wrong,
+        "simulator_only": unmeasured,
+        "fleets": rows,
+    }
     (arguments.out / "priors.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({"mean": summary, "worst": worst, "wrong": wrong}))
+    print(json.dumps({"mean": summary, "worst": worst, "wrong": wrong, "simulator_only": unmeasured}))
     return 0
 
 
-def one_fleet(seed: int) -> dict[str, dict[str, Any]]:
+def one_fleet(seed: int) -> dict[str, Any]:
     """Run one fleet with every kind of prior: GPU-seconds, outcome and true regret by kind."""
     backend = Remembering()
     spec = fleet(seed, backend)
@@ -111,7 +124,20 @@ def one_fleet(seed: int) -> dict[str, dict[str, Any]]:
         spent[kind] = last.spend.gpu_seconds_window
         states[kind] = last.state
         regrets[kind] = round(true_regret(spec, last, backend), 6)
-    return {"gpu_seconds": spent, "state": states, "regret": regrets}
+    return {"gpu_seconds": spent, "state": states, "regret": regrets, "alone": alone(spec, found, backend)}
+
+
+def alone(spec: FleetSpec, found: Sequence[PriorCapacity], backend: SimulateBackend) -> float:
+    """Return what the plan loses that takes the simulated capacities for true and measures nothing."""
+    problem = problem_of(spec)
+    middle = {(item.workload, item.config): math.sqrt(item.lower_rps * item.upper_rps) for item in found}
+    believed = [
+        [middle.get((name, label), 0.0) for label in labels]
+        for name, labels in zip(problem.names, problem.labels, strict=True)
+    ]
+    truth = capacities_of(spec, backend)
+    served = min(*fulfilments(problem, truth, solve(problem, believed)[0]), problem.ceiling)
+    return round(max(0.0, value_of(problem, truth) - served), 6)
 
 
 def fleet(seed: int, backend: SimulateBackend) -> FleetSpec:
