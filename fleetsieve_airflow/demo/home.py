@@ -49,7 +49,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Ports and secrets of one installation, made once: a later start has the same addresses and login."""
+    """Ports and secrets of one installation, made once: a later start has the same addresses and login.
+
+    ``base_path`` is what Airflow's paths begin with, e.g. ``/airflow`` behind a proxy of several servers.
+    """
 
     airflow_port: int
     mlflow_port: int
@@ -57,11 +60,12 @@ class Settings:
     fernet_key: str
     jwt_secret: str
     api_secret: str
+    base_path: str = ""
 
     @property
     def airflow_url(self) -> str:
         """Address of Airflow's UI and API."""
-        return f"http://{LOOPBACK}:{self.airflow_port}"
+        return f"http://{LOOPBACK}:{self.airflow_port}{self.base_path}"
 
     @property
     def mlflow_url(self) -> str:

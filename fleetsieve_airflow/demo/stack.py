@@ -1,4 +1,4 @@
-"""The servers of one local installation: MLflow, and Airflow as four processes, on SQLite and loopback."""
+"""The servers of one local installation: MLflow, and Airflow as four processes, on loopback."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ START_TIMEOUT_S = 600.0
 class Stack:
     """One MLflow server and one Airflow, with their settings.
 
-    ``extra`` is put over the environment of every process, as one would in a deployment.
+    ``extra`` is put over the environment of every process, as one would in a deployment. Both databases are
+    SQLite files, unless the SQLAlchemy address of another one is given.
     """
 
     home: Home
     settings: Settings
     dags_folder: Path
     extra: Mapping[str, str] = field(default_factory=dict)
+    airflow_database: str = ""
+    mlflow_database: str = ""
 
     @classmethod
     def at(cls, root: Path, dags_folder: Path, extra: Mapping[str, str] | None = None) -> Stack:
@@ -81,7 +84,8 @@ class Stack:
         if not all(processes.find(service.pid_file) for service in services):
             self._prepare_mlflow_database()
             processes.start(services[0])
-            _let_readers_and_a_writer_work_together(self.home.airflow / "airflow.db")
+            if not self.airflow_database:
+                _let_readers_and_a_writer_work_together(self.home.airflow / "airflow.db")
             command = [_program("airflow"), "db", "migrate"]
             processes.run(command, self.environment(), self.home.logs / "airflow-migrate.log")
         for service in services:
@@ -89,6 +93,8 @@ class Stack:
         self.wait_until_healthy(services)
 
     def _prepare_mlflow_database(self) -> None:
+        if self.mlflow_database:
+            return
         database = self.home.mlflow / "mlflow.db"
         existed = database.exists()
         _let_readers_and_a_writer_work_together(database)
@@ -150,7 +156,9 @@ def _airflow_options(stack: Stack) -> dict[str, str]:
             "simple_auth_manager_passwords_file": password_file(home),
             "execution_api_server_url": f"{settings.airflow_url}/execution/",
         },
-        "database": {"sql_alchemy_conn": f"{_sqlite(home.airflow / 'airflow.db')}?timeout=60"},
+        "database": {
+            "sql_alchemy_conn": stack.airflow_database or f"{_sqlite(home.airflow / 'airflow.db')}?timeout=60"
+        },
         "api": {
             "host": LOOPBACK,
             "port": settings.airflow_port,
@@ -208,7 +216,7 @@ def _airflow_command(component: str) -> tuple[str, ...]:
 def _mlflow_command(stack: Stack) -> tuple[str, ...]:
     return (
         _program("mlflow"), "server",
-        "--backend-store-uri", _sqlite(stack.home.mlflow / "mlflow.db"),
+        "--backend-store-uri", stack.mlflow_database or _sqlite(stack.home.mlflow / "mlflow.db"),
         "--artifacts-destination", str(stack.home.mlflow / "artifacts"),
         "--host", LOOPBACK,
         "--port", str(stack.settings.mlflow_port),

@@ -68,7 +68,7 @@ dl{display:grid;grid-template-columns:170px 1fr;gap:4px 12px;margin:8px 0}dt{col
 @media screen and (max-width:860px){.two,.gridbox{display:block}.legend{columns:2}
 table{display:block;overflow-x:auto}th,td{padding-left:4px;padding-right:4px}td{font-size:13px}}
 @media screen and (max-width:760px){body{padding:12px 8px}th,td{padding:4px 3px;font-size:12px}\
-th{font-size:11px}\
+th{font-size:11px}.five>div{flex-basis:170px}\
 .k{white-space:normal}.legend,.below .legend{columns:1}\
 dl{display:block}dd{margin-bottom:6px}}
 @media print{body{padding:0;font-size:12px}.two,.gridbox{display:block}.legend{columns:2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,8 +205,20 @@ def undisturbed(fleet: Fleet) -> CampaignResult:
     return run_campaign(fleet.spec, ReplayBackend())
 
 
-def make_lab(root: Path) -> Lab:
-    """Start the servers in a folder of their own."""
+def make_lab(
+    root: Path,
+    *,
+    base_path: str = "",
+    airflow_database: str = "",
+    mlflow_database: str = "",
+    options: Mapping[str, str] | None = None,
+) -> Lab:
+    """Start the servers in a folder of their own.
+
+    :param base_path: path below which browsers reach Airflow, as behind a proxy, e.g. ``/airflow``.
+    :param airflow_database: SQLAlchemy address of an empty database, as ``mlflow_database``; empty: SQLite.
+    :param options: further environment variables of all servers.
+    """
     dags = root / "dags"
     shutil.copytree(Path(__file__).parent / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "fleets").mkdir()
@@ -220,8 +232,15 @@ def make_lab(root: Path) -> Lab:
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_CACHE_TTL": "1",
+        **(options or {}),
     }
     stack = Stack.at(root / "home", dags, extra)
+    stack = replace(
+        stack,
+        settings=replace(stack.settings, base_path=base_path),
+        airflow_database=airflow_database,
+        mlflow_database=mlflow_database,
+    )
     connection = {
         "conn_type": "mlflow",
         "host": stack.settings.mlflow_url,
