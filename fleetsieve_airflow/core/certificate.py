@@ -115,9 +115,10 @@ def assumptions_of(spec: FleetSpec) -> list[str]:
         "simulator": "simulator: calibrated simulated capacities, within their residual quantiles",
         "earlier_release": "earlier_release: the previous release's intervals, widened and rescaled",
     }
-    used = [words[source] for source in spec.decision.certify_on if source in words]
-    if not spec.decision.interior_peak:
-        used = [line for line in used if not line.startswith("interior_peak")]
+    idle = set() if spec.decision.interior_peak else {"interior_peak"}
+    if not any(candidate.load_kind == "concurrency" for candidate in spec.candidates):
+        idle.add("closed_loop")
+    used = [words[source] for source in spec.decision.certify_on if source in words and source not in idle]
     if spec.decision.confidence is not None:
         used.append(
             "confidence: runs of one load differ from it about normally in the logarithm, "

@@ -115,8 +115,12 @@ class TestBuilding:
         ],
     )
     def test_it_names_what_it_takes_for_granted(self, decision: dict[str, Any], words: list[str]) -> None:
-        named = assumptions_of(make_spec(decision=decision))
+        named = assumptions_of(make_spec(decision=decision, load_kind="concurrency"))
         assert [line.split(":")[0] for line in named[1:]] == words
+
+    def test_offered_loads_need_no_law_of_concurrency(self) -> None:
+        named = assumptions_of(make_spec())
+        assert [line.split(":")[0] for line in named[1:]] == ["monotone"]
 
 
 class TestVerifying:
