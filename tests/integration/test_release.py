@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +18,7 @@ from fleetsieve_airflow.demo.campaign import DAG_ID, ENDED, runs_of, wait_for_da
 from fleetsieve_airflow.operators.announce import PLAN_TAG
 from fleetsieve_airflow.plugin_webhook import PREFIX, WINDOW_S
 from fleetsieve_airflow.releases import campaign_id_of
+from tests.integration.deliveries import post, signed
 from tests.integration.lab import WEBHOOK_SECRET, Fleet, Lab
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("airflow"), pytest.mark.timeout(2400)]
@@ -122,13 +118,7 @@ class Releases:
 
     def post(self, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
         """Deliver what MLflow did not send."""
-        url = f"{self.lab.stack.settings.airflow_url}{PREFIX}/mlflow/mlflow_default"
-        request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - loopback
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback
-                return answer.status, json.load(answer)["status"]
-        except urllib.error.HTTPError as error:
-            return error.code, ""
+        return post(self.lab.stack.settings.airflow_url, body, headers)
 
 
 @pytest.fixture(scope="module")
@@ -169,19 +159,6 @@ def wait_until_watched(releases: Releases) -> None:
         return bool(releases.events("probe", WATCHED))
 
     releases.lab.wait(is_told, "a look of the watcher")
-
-
-def signed(
-    body: bytes, delivery_id: str, *, age_s: float = 0.0, secret: str = WEBHOOK_SECRET
-) -> dict[str, str]:
-    """The headers of a delivery."""
-    sent = str(int(time.time() - age_s))
-    digest = hmac.new(secret.encode(), f"{delivery_id}.{sent}.".encode() + body, hashlib.sha256).digest()
-    return {
-        "X-MLflow-Delivery-Id": delivery_id,
-        "X-MLflow-Timestamp": sent,
-        "X-MLflow-Signature": f"v1,{base64.b64encode(digest).decode()}",
-    }
 
 
 def test_a_moved_alias_that_is_watched_is_planned_within_a_minute_and_once(

@@ -1,4 +1,4 @@
-"""MLflow on PostgreSQL: `make test-postgres` installs it and asks for these tests."""
+"""Airflow and MLflow on PostgreSQL: `make test-postgres` installs it and asks for these tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fleetsieve_airflow.demo.campaign import wait_for_dag
+from tests.integration.lab import Lab, make_lab
 from tests.postgres.server import PostgresServer
 
 # Collected on request only: the default suite must not need root
@@ -22,3 +24,18 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def lab(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Airflow and MLflow, both on PostgreSQL."""
+    lab = make_lab(
+        tmp_path_factory.mktemp("lab"),
+        airflow_database=postgres.database("airflow"),
+        mlflow_database=postgres.database("mlflow"),
+    )
+    try:
+        wait_for_dag(lab.stack, lab.api)
+        yield lab
+    finally:
+        lab.stack.stop()
