@@ -94,12 +94,7 @@ def measurements_state() -> dict[str, Any]:
         _column("tags", TAG_PLAN_NAME): 180,
         _column("tags", TAG_ROUND): 130,
     }
-    charts = [
-        *(_scatter(name) for name in (*_SHOWN_PERCENTILES, "served_rps")),
-        _parallel(
-            ["workload", "engine_config", "offered_load_rps"], ["served_rps", "ttft_p99_s", "e2e_p99_s"]
-        ),
-    ]
+    charts = [_scatter(name) for name in (*_SHOWN_PERCENTILES, "served_rps")]
     # Claims that lost a race and runs that broke measured nothing: they would be empty rows.
     search = f"tags.`{TAG_KIND}` = '{KIND_MEASUREMENT}' AND attributes.status = 'FINISHED'"
     # Of its own accord the browser draws the first ten.
@@ -168,14 +163,4 @@ def _scatter(metric: str) -> dict[str, Any]:
         "runsCountToCompare": 100,
         "xaxis": {"key": "offered_load_rps", "type": "PARAM"},
         "yaxis": {"key": metric, "type": "METRIC"},
-    }
-
-
-def _parallel(params: list[str], metrics: list[str]) -> dict[str, Any]:
-    return {
-        **_card("PARALLEL"),
-        "runsCountToCompare": 100,
-        "selectedParams": params,
-        "selectedMetrics": metrics,
-        "showAllRuns": True,
     }
