@@ -201,7 +201,8 @@ def markdown(rows: Sequence[tuple[Grid, Errors]]) -> str:
     for grid, errors in rows:
         stacks[grid.stack].append(errors)
         sources[grid.stack] = "data sheet" if "roofline" in grid.database.name else "tables"
-    names = ["throughput" if metric == "served_rps" else metric.removesuffix("_s") for metric in METRICS]
+    held = [metric for metric in METRICS if any(errors.before[metric] for _, errors in rows)]
+    names = ["throughput" if metric == "served_rps" else metric.removesuffix("_s") for metric in held]
     lines = [
         "Median (90th percentile) of the absolute error in %, before -> after calibration.",
         "",
@@ -210,7 +211,7 @@ def markdown(rows: Sequence[tuple[Grid, Errors]]) -> str:
     ]
     stacks[("all", "", "")] = [errors for _, errors in rows]
     for stack, found in stacks.items():
-        cells = [_words(found, metric) for metric in METRICS]
+        cells = [_words(found, metric) for metric in held]
         ranked = [rank for errors in found for rank in errors.ranks]
         rank = f"{statistics.fmean(ranked):.2f}" if ranked else "-"
         counted = f"{sum(item.cells for item in found)} ({sum(item.calibration_cells for item in found)})"
