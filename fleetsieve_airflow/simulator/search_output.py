@@ -147,7 +147,7 @@ def page(result: SearchResult) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<body style="max-width:72rem;margin:2rem auto;font-family:system-ui">'
-        f"{figure(result)}<pre style="white-space:pre-wrap">{html.escape(table(result))}</pre></body></html>"
+        f'{figure(result)}<pre style="white-space:pre-wrap">{html.escape(table(result))}</pre></body></html>'
     )
 
 
