@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 from fleetsieve_airflow.core import proof
 from fleetsieve_airflow.core.allocation import SLACK, Problem, allocate_exact
+from fleetsieve_airflow.core.belief import believe
 from fleetsieve_airflow.core.bounds import Box, box_of, ranges_between, regret_of, solve, value_of
+from fleetsieve_airflow.core.caution import hoped_value, least_chance
 from fleetsieve_airflow.core.dominance import dominated, places_of
 from fleetsieve_airflow.core.ladder import Ladder
 from fleetsieve_airflow.core.priors import believe_given
@@ -149,17 +151,18 @@ def _scene(
     members: list[list[int]] = [[] for _ in problem.names]
     for i, (w, _) in enumerate(outlook.places):
         members[w].append(i)
-    settings = spec.measurement
+    settings, belief = spec.measurement, believe_given(problem, ladders, evidence.priors)
     return Scene(
         problem=problem,
         ladders=ladders,
-        belief=believe_given(problem, ladders, evidence.priors),
+        belief=belief,
         members=members,
         lower=box.lower,
         upper=box.upper,
         costs=[ladder.gpus * (settings.duration_s + settings.startup_s) for ladder in ladders],
         askable=[[repeat is not None for repeat in row] for row in repeats],
         dominated=beaten,
+        unprompted=believe(problem, ladders) if evidence.priors else belief,
     )
 
 
@@ -171,7 +174,7 @@ def _needed(spec: FleetSpec, outlook: Outlook, scene: Scene, tolerance: float) -
     expected = proof.expected_capacities(scene)
     likely = value_of(problem, expected)
     goal = spec.decision.required_fulfilment
-    if value_of(problem, proof.expected_capacities(scene, HOPE)) >= goal * (1 - SLACK):
+    if hoped_value(scene, HOPE) >= goal * (1 - SLACK):
         reached = proof.prove_reached(scene, goal)
         if reached:
             return list(reached)
@@ -336,7 +339,8 @@ def _batch(
         if starts:
             room -= point.gpus
             jobs[server] = len(jobs)
-        stands, parts[w] = stands * question.chance, parts[w] * question.chance
+        chance = least_chance(scene, question)
+        stands, parts[w] = stands * chance, parts[w] * chance
         fall = _expected_fall(outlook, scene, question, now) if len(chosen) < MAX_LOOKAHEAD else 0.0
         chosen.append(
             PlannedPoint(

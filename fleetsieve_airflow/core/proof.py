@@ -77,6 +77,7 @@ class Scene:
     :param costs: per ladder, billed GPU-seconds of one more point.
     :param askable: per ladder, per load: whether another measurement of it can be had.
     :param dominated: per ladder, whether its replicas can never be better than known ones.
+    :param unprompted: what would be believed without priors; the belief itself where there are none.
     """
 
     problem: Problem
@@ -88,6 +89,7 @@ class Scene:
     costs: Sequence[float]
     askable: Sequence[Sequence[bool]]
     dominated: Sequence[bool]
+    unprompted: Belief
 
     def open_loads(self, i: int) -> list[int]:
         """Return the loads of a ladder worth asking about."""

@@ -37,10 +37,12 @@ def scene_of(spec: FleetSpec, evidence: Evidence, belief: Belief | None = None) 
     members: list[list[int]] = [[] for _ in problem.names]
     for i, ladder in enumerate(ladders):
         members[ladder.workload].append(i)
+    belief = belief or believe(problem, ladders)
     return Scene(
         problem=problem,
         ladders=ladders,
-        belief=belief or believe(problem, ladders),
+        belief=belief,
+        unprompted=belief,
         members=members,
         lower=box.lower,
         upper=box.upper,
