@@ -19,6 +19,7 @@ CORE = ROOT / "fleetsieve_airflow" / "core"
 CHOICE = {
     "acquisition.py",
     "belief.py",
+    "caution.py",
     "certificate.py",
     "decision.py",
     "earlier.py",
