@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -102,15 +103,21 @@ def one_window(tables: str) -> float:
     return round(min(taken), 3)
 
 
+def rounded_up(value: float) -> float:
+    """Return the end of an axis whose four steps are round numbers."""
+    unit = 10.0 ** math.floor(math.log10(value / 4))
+    return 4 * unit * next(step for step in (1, 2, 2.5, 5, 10) if 4 * unit * step >= value * (1 - 1e-9))
+
+
 def figure(models: Mapping[str, Points]) -> str:
     """Draw processor seconds against configurations, a line for each model."""
     width, height, left, bottom = 560, 320, 60, 44
-    right = max(point["configurations"] for points in models.values() for point in points) * 1.05
-    top = max(point["cpu_s"] for points in models.values() for point in points) * 1.15
+    right = rounded_up(max(point["configurations"] for points in models.values() for point in points))
+    top = rounded_up(max(point["cpu_s"] for points in models.values() for point in points))
 
     def place(x: float, y: float) -> str:
         return (
-            f"{left + x / right * (width - left - 20):.1f},{20 + (1 - y / top) * (height - bottom - 20):.1f}"
+            f"{left + x / right * (width - left - 40):.1f},{20 + (1 - y / top) * (height - bottom - 20):.1f}"
         )
 
     lines = ""
@@ -120,17 +127,18 @@ def figure(models: Mapping[str, Points]) -> str:
         for x, y in (text.split(",") for text in places):
             lines += f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>'
         x, y = places[-1].split(",")
-        lines += f'<text x="{x}" y="{float(y) - 10}" text-anchor="end" fill="{color}">{name}</text>'
+        anchor = "middle" if points[-1]["configurations"] < 0.85 * right else "end"
+        lines += f'<text x="{x}" y="{float(y) - 10}" text-anchor="{anchor}" fill="{color}">{name}</text>'
     labels = "".join(
         f'<text x="{place(right * s, 0).split(",")[0]}" y="{height - 26}" text-anchor="middle">'
-        f'{right * s / 1e6:.2f} M</text><text x="{left - 6}" y="{place(0, top * s).split(",")[1]}" '
-        f'text-anchor="end">{top * s:.0f} s</text>'
+        f'{right * s / 1e6:g} M</text><text x="{left - 6}" y="{place(0, top * s).split(",")[1]}" '
+        f'text-anchor="end" dominant-baseline="middle">{top * s:g} s</text>'
         for s in (0.25, 0.5, 0.75, 1.0)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui" '
         f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
-        f'<path d="M{left},20 V{height - bottom} H{width - 20}" fill="none" stroke="#444"/>'
+        f'<path d="M{left},20 V{height - bottom} H{width - 40}" fill="none" stroke="#444"/>'
         f"{lines}{labels}"
         f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">configurations priced</text>'
         f'<text x="{left}" y="14">processor seconds of one core</text></svg>'
