@@ -11,7 +11,7 @@ OURS = FleetSieve.name
 TOLD = ToldFleetSieve.name
 BAYES = BayesianOptimisation.name
 #: Largest fleets, in workloads, that are played with several rooms for profiling, with noise, and told.
-ROOMS_UPTO, NOISE_UPTO, TOLD_UPTO = 5, 5, 12
+ROOMS_UPTO, NOISE_UPTO, TOLD_UPTO = 5, 5, 8
 STEPWISE = tuple(method.name for method in ALL if method not in RANDOM)
 DRAWN = tuple(method.name for method in RANDOM)
 
