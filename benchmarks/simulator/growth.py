@@ -106,14 +106,14 @@ def one_window(tables: str) -> float:
 def rounded_up(value: float) -> float:
     """Return the end of an axis whose four steps are round numbers."""
     unit = 10.0 ** math.floor(math.log10(value / 4))
-    return 4 * unit * next(step for step in (1, 2, 2.5, 5, 10) if 4 * unit * step >= value * (1 - 1e-9))
+    return 4 * unit * next(step for step in (1, 2, 2.5, 3, 4, 5, 6, 8, 10) if 4 * unit * step >= value * (1 - 1e-9))
 
 
 def figure(models: Mapping[str, Points]) -> str:
     """Draw processor seconds against configurations, a line for each model."""
     width, height, left, bottom = 560, 320, 60, 44
     right = rounded_up(max(point["configurations"] for points in models.values() for point in points))
-    top = rounded_up(max(point["cpu_s"] for points in models.values() for point in points))
+    top = rounded_up(1.1 * max(point["cpu_s"] for points in models.values() for point in points))
 
     def place(x: float, y: float) -> str:
         return (
