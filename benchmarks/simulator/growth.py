@@ -105,8 +105,8 @@ def one_window(tables: str) -> float:
 
 def rounded_up(value: float) -> float:
     """Return the end of an axis whose four steps are round numbers."""
-    unit = 10.0 ** math.floor(math.log10(value / 4))
-    return 4 * unit * next(step for step in (1, 2, 2.5, 3, 4, 5, 6, 8, 10) if 4 * unit * step >= value * (1 - 1e-9))
+    unit = 4 * 10.0 ** math.floor(math.log10(value / 4))
+    return unit * next(step for step in (1, 2, 2.5, 3, 4, 5, 6, 8, 10) if unit * step >= value * (1 - 1e-9))
 
 
 def figure(models: Mapping[str, Points]) -> str:
